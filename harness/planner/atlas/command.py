@@ -6,10 +6,8 @@ from __future__ import annotations
 
 import argparse
 import itertools
-from collections.abc import Iterator
 from pathlib import Path
 
-from rich.console import Console
 from rich.text import Text
 
 from harness import RESULTS
@@ -18,7 +16,7 @@ from harness.commands.options import add_force
 from harness.commands.progress import Predictions
 from harness.json_files import whole
 from harness.planner import pool, records
-from harness.planner.atlas.cells import Cell, cells_of
+from harness.planner.atlas.cells import cells_of
 from harness.planner.atlas.page import in_short, page
 from harness.planner.plan.candidates import PlanError, asked_for
 from harness.planner.plan.command import add_arguments as plan_arguments
@@ -69,29 +67,24 @@ def atlas(options: argparse.Namespace) -> int:
         raise PlanError(f"gpus is {min(options.gpus)}; give --gpus at least 1")
     folder = (options.out or RESULTS / "atlas").absolute()
     check_out(folder, ("atlas.html",), force=options.force)
+    jobs, parser = options.jobs or pool.default_jobs(), argparse.ArgumentParser()
+    plan_arguments(parser)
     file, lines = folder / "atlas.html", []
     with pool.kept_workers():
         for index, model in enumerate(models, 1):
             console.print(f"[bold]{model}[/bold]  model {index} of {len(models)}")
-            found = [cell.texts for cell in _cells(model, options, console)]
-            lines += found
-            if found:
+            before = len(lines)
+            for gpus, card in itertools.product(options.gpus, options.cards):
+                what = "--gpu-memory" if card[:1].isdigit() else "--gpu"
+                words = ["--model", model, "--gpus", str(gpus), what, card]
+                asked = asked_for(parser.parse_args(words))
+                asking = Asking(asked, jobs, Predictions(console), recorded=options.recorded)
+                cells = cells_of(model, card, asking)
+                lines += [cell.texts for cell in cells if cell.fit or not options.recorded]
+            if len(lines) > before:
                 with whole(file) as stream:
                     stream.write(page(lines))
     console.print(in_short(lines), style="bold", highlight=False)
     if lines:
         console.print(Text(str(short(file))), soft_wrap=True)
     return OK
-
-
-def _cells(model: str, options: argparse.Namespace, console: Console) -> Iterator[Cell]:
-    """Yield the cells of one model on each number of each card; with ``--recorded``, those that
-    have a prediction."""
-    jobs, parser = options.jobs or pool.default_jobs(), argparse.ArgumentParser()
-    plan_arguments(parser)
-    for gpus, card in itertools.product(options.gpus, options.cards):
-        what = "--gpu-memory" if card[:1].isdigit() else "--gpu"
-        asked = asked_for(parser.parse_args(["--model", model, "--gpus", str(gpus), what, card]))
-        asking = Asking(asked, jobs, Predictions(console), recorded=options.recorded)
-        cells = cells_of(model, card, asking)
-        yield from (cell for cell in cells if cell.fit or not options.recorded)

@@ -42,8 +42,15 @@ def print_export(made: Bundle, fit: Fit | None, console: Console) -> None:
     ``fit`` is the prediction for the card, or None without a card."""
     for line in wrapped(made.title, console.width):
         console.print(Text(line, style="bold"), soft_wrap=True)
-    if fit is not None:
-        console.print(_predicted(fit), highlight=False, style="dim")
+    if fit is not None and fit.need_bytes is None:
+        told = f"not predicted for {fit.gpu.words}: {RUN} plan says whether it fits"
+        console.print(told, highlight=False, style="dim")
+    elif fit is not None:
+        word = "predicted to fit" if fit.fits else "predicted NOT to fit"
+        tight = f"predicted to be tight in memory of the {fit.tight_in}, on"
+        host = f", and {lacks(fit)}" if fit.verdict == "host" else ""
+        told = f"{tight if fit.tight_in else word} {fit.gpu.words}: needs {reach(fit)}{host}"
+        console.print(told, highlight=False, style="dim")
     files = ((name, WHAT[name]) for name in made.files)
     _part(console, f"written to {short(made.folder)}", files)
     told = []
@@ -83,16 +90,6 @@ def _part(console: Console, title: str, rows: Iterable[tuple[str, str]]) -> None
         lines = [line.strip() for line in wrapped(what, room)]
         grid.add_row(Text(f"  {name}"), Text("\n".join(lines)))
     console.print(grid)
-
-
-def _predicted(fit: Fit) -> str:
-    """Return a plan's verdict on this recipe and card; without one, refer to ``plan``."""
-    if fit.need_bytes is None:
-        return f"not predicted for {fit.gpu.words}: {RUN} plan says whether it fits"
-    word = "predicted to fit" if fit.fits else "predicted NOT to fit"
-    word = f"predicted to be tight in memory of the {fit.tight_in}, on" if fit.tight_in else word
-    host = f", and {lacks(fit)}" if fit.verdict == "host" else ""
-    return f"{word} {fit.gpu.words}: needs {reach(fit)}{host}"
 
 
 SETTINGS = ("learning_rate", "weight_decay", "beta2", "grad_clip", "ema")

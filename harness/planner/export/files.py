@@ -119,25 +119,22 @@ def _read(path: Path, kind: str) -> Found:
         raise BadInput(f"{path} is empty; {HINT}")
     try:
         with bounded_memory():
-            data = _data(path.suffix.lower(), text)
+            suffix = path.suffix.lower()
+            if suffix == ".toml":
+                # The library's time and memory grow with the square of a dotted key's parts.
+                if any(line.count(".") > MOST_DOTS for line in text.splitlines()):
+                    raise ValueError(f"a line with more than {MOST_DOTS} dots")
+                data = tomllib.loads(text)
+            elif suffix == ".json" or text.lstrip().startswith("{"):
+                # Some examples of SimpleTuner end in a comma, which JSON forbids.
+                data = json.loads(re.sub(r",(\s*[}\]])", r"\1", text))
+            else:  # None for a script
+                data = parse_yaml(text) if suffix in (".yaml", ".yml") else None
         if any(depth > DEEPEST for _, depth in nested(data)):
             raise ValueError(f"nested deeper than {DEEPEST} levels")
     except (ValueError, RecursionError) as error:
         raise BadInput(f"{path}: {str(error).splitlines()[0]:.200}; correct the file") from None
     return _script(path, text) if data is None else _of_data(path, data, kind)
-
-
-def _data(suffix: str, text: str) -> Any:
-    """Return the data of a TOML, JSON or YAML text, or raise ``ValueError``; None for a script."""
-    if suffix == ".toml":
-        # The library's time and memory grow with the square of the parts of a dotted key.
-        if any(line.count(".") > MOST_DOTS for line in text.splitlines()):
-            raise ValueError(f"a line with more than {MOST_DOTS} dots")
-        return tomllib.loads(text)
-    if suffix == ".json" or text.lstrip().startswith("{"):
-        # Some examples of SimpleTuner end in a comma, which JSON forbids.
-        return json.loads(re.sub(r",(\s*[}\]])", r"\1", text))
-    return parse_yaml(text) if suffix in (".yaml", ".yml") else None
 
 
 def flat(data: Mapping[str, Any], above: str = "") -> dict[str, Any]:

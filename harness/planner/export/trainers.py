@@ -305,8 +305,12 @@ def written(made: Translation) -> str:
         nested = _nested({**head, **{root + name: value for name, value in given.items()}})
         if form == "json":
             text = json.dumps(nested, indent=2)
-        elif form == "toml":
-            text = _toml(given)
+        elif form == "toml":  # the keys of the file, then its tables; values are as in JSON
+            tables = _nested({k: v for k, v in given.items() if "." in k})
+            rows = [f"{k} = {json.dumps(v)}" for k, v in given.items() if "." not in k]
+            for table, keys in tables.items():
+                rows += ["", f"[{table}]", *(f"{k} = {json.dumps(v)}" for k, v in keys.items())]
+            text = "\n".join(rows)
         else:
             text = yaml.safe_dump(nested, sort_keys=False).rstrip()
         blocks.append(_block(made.trainer["file"], form, text))
@@ -317,15 +321,6 @@ def written(made: Translation) -> str:
 def _block(name: str, kind: str, text: str) -> str:
     """Return a code block, under the name of its file if it has one."""
     return (f"{name}:\n\n" if name else "") + f"```{kind}\n{text}\n```\n"
-
-
-def _toml(options: Mapping[str, Any]) -> str:
-    """Return the keys of the file, then its tables; values are written as in JSON."""
-    made = {name: value for name, value in options.items() if "." not in name}
-    lines = [f"{name} = {json.dumps(value)}" for name, value in made.items()]
-    for table, keys in _nested({k: v for k, v in options.items() if "." in k}).items():
-        lines += ["", f"[{table}]", *(f"{name} = {json.dumps(v)}" for name, v in keys.items())]
-    return "\n".join(lines)
 
 
 def _nested(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -314,10 +314,17 @@ def _measures(cause: str, failure: Failure, numbers: Numbers) -> Iterator[str]:
     short = (numbers.requested or 0) - (numbers.free or 0)
     if cause in ("full", "large") and (numbers.cached or 0) >= max(short, GAIN * numbers.total):
         yield CONF + " (no cost; gains {cached} at most)"
-    if cause in FILLED:
-        if numbers.beside >= SLACK:
-            yield END
-        yield from _of_phase(failure)
+    if cause not in FILLED:
+        return
+    if numbers.beside >= SLACK:
+        yield END
+    if _later(failure):
+        yield "limit the largest sample: resolution, frames or bucket (smaller samples)"
+    code = " ".join(frame.text for frame in failure.frames)
+    if "_multi_tensor_" in code:
+        yield "the optimizer with fused=True or foreach=False: no copies in its step (little time)"
+    checkpointed = "utils/checkpoint.py" in code or "activation_checkpointing" in code
+    yield from OF_PHASE.get(failure.phase, STEP[checkpointed:])
 
 
 def _of_host(failure: Failure) -> Iterator[str]:
@@ -338,13 +345,3 @@ def _of_host(failure: Failure) -> Iterator[str]:
     if failure.phase == "load":
         yield "load in 16 bits, in one process at a time (a slower start)"
     yield "fewer loader workers and processes a machine (slower loading)"
-
-
-def _of_phase(failure: Failure) -> Iterator[str]:
-    if _later(failure):
-        yield "limit the largest sample: resolution, frames or bucket (smaller samples)"
-    code = " ".join(frame.text for frame in failure.frames)
-    if "_multi_tensor_" in code:
-        yield "the optimizer with fused=True or foreach=False: no copies in its step (little time)"
-    checkpointed = "utils/checkpoint.py" in code or "activation_checkpointing" in code
-    yield from OF_PHASE.get(failure.phase, STEP[checkpointed:])

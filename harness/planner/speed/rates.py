@@ -84,21 +84,15 @@ class Rates:
         ``depth``: multiplications for each number that is moved. Between ``SLENDER`` and ``WIDE``
         the rate follows its logarithm."""
         kind = "tf32" if tf32 and dtype == "float32" else dtype
-        low, high = self._products(kind, self.gpu.flops(dtype, tf32))
-        return self.share * between(((SLENDER, low), (WIDE, high)), depth)
-
-    def _products(self, kind: str, peak: float) -> tuple[float, float]:
-        """Return the FLOP/s of products of a ``kind``, slender and wide, measured or typical.
-        Float8 that was not measured takes the share of bfloat16 if that was."""
+        peak, near = self.gpu.flops(dtype, tf32), cards.WITHOUT.get(kind, "")
         if kind in self.products:
             low = self.products[kind]
-            return low, max(low, self.squares.get(kind, low))
-        near = cards.WITHOUT.get(kind, "")
-        if near in self.products:
-            share = self.products[near] / self.gpu.flops(near)
-            return share * peak, share * peak
-        low, high = self.gpu.product_shares(kind)
-        return low * peak, high * peak
+            high = max(low, self.squares.get(kind, low))
+        elif near in self.products:  # float8 takes the share of bfloat16
+            low = high = self.products[near] / self.gpu.flops(near) * peak
+        else:
+            low, high = (share * peak for share in self.gpu.product_shares(kind))
+        return self.share * between(((SLENDER, low), (WIDE, high)), depth)
 
     def attention(self, dtype: str, tokens: float = math.inf) -> float:
         """Return the FLOP/s of fused attention in ``dtype`` over ``tokens``.

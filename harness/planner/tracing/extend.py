@@ -14,12 +14,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from harness.memory.record import CATEGORIES, PASSING, Held, Instant, Record, beyond_kinds
+from harness.memory.record import CATEGORIES, PASSING, Held, Instant, beyond_kinds
 from harness.planner.adapters import adapter_of
 from harness.planner.overhead import NoTrace
 from harness.planner.tracing.extrapolate import Deeper, NotAlike, extrapolate_blocks
 from harness.planner.tracing.simulate import pooled, summary, trace_bordered
-from harness.planner.tracing.streams import Part, parts, stream_from_data, stream_to_data
+from harness.planner.tracing.streams import parts, stream_from_data, stream_to_data
 from harness.prediction import Prediction, Work
 from harness.resolve import Resolved
 from harness.system import capability
@@ -38,8 +38,8 @@ SAME = 0.01
 """Relative difference allowed between the peaks of ordered allocations and of the extrapolation."""
 SHORT = "its reserve is estimated from shallow models, and often too low"
 POOL = ("reserved", "reserved_expandable", "least")
-Places = Mapping[str, tuple[int, Mapping[str, int], tuple[str, str], int]]
-"""Part name -> bytes, bytes by category, (op, line), and the most bytes beyond the state."""
+Places = Mapping[str, Mapping[str, Any]]
+"""Part name -> the fields of its ``streams.Part``."""
 
 
 def shallow(resolved: Resolved) -> list[tuple[dict[str, int], float]]:
@@ -101,7 +101,7 @@ def joined(resolved: Resolved, found: Sequence[Mapping[str, Any]]) -> Prediction
     for name in set(places[0]).intersection(*places[1:]):
         step, phase, _ = name.split("/", 2)
         if step == "2":
-            beyond[phase] = max(beyond.get(phase, 0), line(p[name][3] for p in places))
+            beyond[phase] = max(beyond.get(phase, 0), line(p[name]["beyond"] for p in places))
     base |= {"beyond": beyond, "beyond_state": max(beyond.values(), default=0)}
     base |= {name: line(p[name] for p in plain) for name in ("nvme", "between")}
     if base["denoising"] is not None:
@@ -139,22 +139,17 @@ def _traced(resolved: Resolved, depths: Mapping[str, int], kind: str) -> dict[st
     tracer, counter, steady_from, borders = trace_bordered(row, kind)
     prediction = summary(row, tracer.record, counter, steady_from, denoising=tracer.denoising)
     beyond = beyond_kinds(prediction.buckets)
-    found = {pool: parts(tracer, borders, pool, steady_from, beyond) for pool in ("device", "host")}
+    device, host = ({name: vars(part) for name, part in
+                     parts(tracer, borders, pool, steady_from, beyond).items()}
+                    for pool in ("device", "host"))  # fmt: skip
     stream = stream_to_data(tracer.record, borders) if resolved.spec.device == "cuda" else None
     return {
         "prediction": dataclasses.asdict(prediction),
-        "parts": _plain(tracer.record, found["device"]),
+        "parts": device,
         "passing": sum(s.size for s in tracer.record.storages if s.pool == PASSING),
-        "host": _plain(tracer.record, found["host"]),
+        "host": host,
         "stream": stream,
     }
-
-
-def _plain(record: Record, found: Mapping[str, Part]) -> Places:
-    """Return the parts of one pool as JSON data."""
-    makers = {name: record.storages[record.events[p.event][1]] for name, p in found.items()}
-    return {name: (p.bytes, p.kinds, (makers[name].op, makers[name].site), p.beyond)
-            for name, p in found.items()}  # fmt: skip
 
 
 def _peak_of(
@@ -179,12 +174,12 @@ def _fullest(places: Sequence[Places], line: Callable[..., int], *begins: str) -
     names = sorted(name for name in shared if name.startswith(begins))
     if not names:
         return Instant(bytes=0, phase="", op="", site="", categories={}, held=[])
-    sizes = {name: line(p[name][0] for p in places) for name in names}
+    sizes = {name: line(p[name]["bytes"] for p in places) for name in names}
     best = max(names, key=lambda name: sizes[name])
-    kinds = {kind: line(p[best][1].get(kind, 0) for p in places) for kind in CATEGORIES}
-    op, site = places[0][best][2]
-    phase = best.split("/")[1]
-    return Instant(bytes=sizes[best], phase=phase, op=op, site=site, categories=kinds, held=[])
+    kinds = {kind: line(p[best]["kinds"].get(kind, 0) for p in places) for kind in CATEGORIES}
+    first, phase = places[0][best], best.split("/")[1]
+    return Instant(bytes=sizes[best], phase=phase, op=first["op"], site=first["site"],
+                   categories=kinds, held=[])  # fmt: skip
 
 
 def _held(peaks: Sequence[Mapping[str, Any]], line: Callable[..., int]) -> list[Held]:

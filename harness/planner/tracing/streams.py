@@ -37,12 +37,13 @@ class Border(NamedTuple):
 @dataclass
 class Part:
     """Fullest instant of all parts with one name.
-    ``bytes`` and ``kinds`` (bytes by category) at ``event``. ``beyond``: the most bytes beyond the
-    training's state, perhaps at another event."""
+    ``bytes`` and ``kinds`` (bytes by category), after the allocation of ``op`` at ``site``.
+    ``beyond``: the most bytes beyond the training's state, perhaps at another instant."""
 
+    op: str
+    site: str
     bytes: int = 0
     kinds: dict[str, int] = field(default_factory=dict)
-    event: int = 0
     beyond: int = 0
 
 
@@ -88,6 +89,7 @@ def parts(
     found: dict[str, Part] = {}
     sums: dict[str, int] = {}
     total, more, phase, block, cut = 0, 0, "", "", 0
+    first = record.storages[record.events[0][1]] if record.events else None
     for event, (sign, index) in enumerate(record.events):
         while cut < len(cuts) and cuts[cut][0] <= event:
             phase, block = cuts[cut][2] or phase, cuts[cut][3]
@@ -99,10 +101,11 @@ def parts(
         more += sign * storage.size if storage.kind in beyond else 0
         sums[storage.kind] = sums.get(storage.kind, 0) + sign * storage.size
         name = f"{1 + (event >= steady_from)}/{phase}/{block}"
-        part = found.setdefault(name, Part())
+        part = found.setdefault(name, Part(first.op, first.site))
         part.beyond = max(part.beyond, more)
         if total > part.bytes:
-            part.bytes, part.kinds, part.event = total, dict(sums), event
+            part.bytes, part.kinds = total, dict(sums)
+            part.op, part.site = storage.op, storage.site
     return found
 
 

@@ -149,7 +149,7 @@ class StoragelessTracer(Tracer):
         the calling file distinguishes the two."""
         is_shape = func is aten.zeros_like.default and str(kwargs.get("device", "")) == "meta"
         frame = sys._getframe(2) if is_shape and self.shapes_in else None
-        while frame is not None and _is_below(frame.f_code.co_filename):
+        while frame and ("/torch/" in (file := frame.f_code.co_filename) or _is_ours(file)):
             frame = frame.f_back
         return frame is not None and frame.f_code.co_filename.endswith(self.shapes_in)
 
@@ -218,10 +218,6 @@ class StoragelessTracer(Tracer):
                 site = _place(file, frame.f_lineno)
             frame = frame.f_back
         return site, category
-
-
-def _is_below(file: str) -> bool:
-    return "/torch/" in file or _is_ours(file)
 
 
 def _is_ours(file: str) -> bool:
