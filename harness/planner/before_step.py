@@ -1,9 +1,7 @@
 """Phases of a public model's training before its first step: loading the weights, and encoding
 texts and latents, which most trainers then cache. No torch.
-
 Sizes of weights and passes are those of ``resident_models.yaml``. LTX-2's run was measured by
-others at 34.8 GB where its step takes 11.2: all encoders loaded together, as here.
-"""
+others at 34.8 GB where its step takes 11.2: all encoders loaded together, as here."""
 
 from __future__ import annotations
 
@@ -46,11 +44,9 @@ class Way(NamedTuple):
 @dataclass(frozen=True, kw_only=True)
 class Before:
     """Phases before the first step, on ``card``.
-
     ``ways``: of encoding; the first is the usual one, the others need less. ``host``: bytes that
     loading the weights fills on a node, one copy in each of ``copies`` processes; ``host_memory``:
-    what the node has. ``whole``: the passes are counted beside the weights.
-    """
+    what the node has. ``whole``: the passes are counted beside the weights."""
 
     card: Card
     ways: Sequence[Way]

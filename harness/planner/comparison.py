@@ -128,11 +128,9 @@ def predicted_fit(
     found: Calibration | None = None,
 ) -> PredictedFit | None:
     """Return the prediction for one run with the memory of its device; None if one is unknown.
-
     It is the host's memory if that ran out, or if the device is a CPU. ``machines``
-    (``machine_facts``) has facts that a failed run could not record; ``found`` is the
-    calibration of its device.
-    """
+    (``machine_facts``) has facts that a failed run could not record; ``found`` is the calibration
+    of its device."""
     if prediction is None:
         return None
     # The run's own facts have priority.

@@ -1,9 +1,7 @@
 """Recipes with ``compile``, which are predicted as their eager rows. No torch.
-
-No graph of a compiler is traced. A compiled step of the same recipe uses less memory and time, so
-a verdict by the eager row is on the safe side; only the lower ends of its ranges are wider
-(``verdict.Fit.low_bytes``, ``roofline.seconds``).
-"""
+No graph of a compiler is traced. A compiled step of the same recipe uses less memory and time, so a
+verdict by the eager row is on the safe side; only the lower ends of its ranges are wider
+(``verdict.Fit.low_bytes``, ``roofline.seconds``)."""
 
 from __future__ import annotations
 

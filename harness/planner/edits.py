@@ -1,9 +1,7 @@
 """Changes of a recipe: one knob at a time for ``plan --advise``, and what may fit if nothing does.
-
 A knob is a slot of the recipe (checkpoints, precision, optimizer, sharding) or a size of the spec
 (batch, resolution, frames, GPUs). Each changed row gets its own prediction; those that conflict or
-are refused are left out. Does not import torch.
-"""
+are refused are left out. Does not import torch."""
 
 from __future__ import annotations
 

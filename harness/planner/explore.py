@@ -1,9 +1,7 @@
 """The answer of a plan: what to predict of a lattice next, and the one rule that takes the answer.
-
 A lattice is nearly a product: what a level (checkpoints, streamed blocks) does to memory and time
 hardly depends on the column (sharding, precision, optimizer or adapter). So most recipes are
-estimated from predicted ones, and only those are predicted that may be the answer. No torch.
-"""
+estimated from predicted ones, and only those are predicted that may be the answer. No torch."""
 
 from __future__ import annotations
 
@@ -336,14 +334,12 @@ SMALLEST = 3
 @dataclass(frozen=True, kw_only=True)
 class Proof:
     """Result of a search: its answer, and how many recipes were predicted of how many.
-
     ``failed``: recipes whose prediction failed. ``unable``: recipes that the card cannot run.
     ``nearest``: the predicted one with the smallest shortage, if none fits. ``adapters``: the
     lattice's recipes train adapters. ``sure``: the answer fits by the upper end of its range.
     ``others``: head -> the fastest, the most exact and the smallest, where they are not the answer.
     ``recorded``: only predictions that ship with the project were compared. ``stopped``: by Ctrl-C,
-    before the answer was sure.
-    """
+    before the answer was sure."""
 
     best: Fit | None
     nearest: Fit | None
@@ -388,11 +384,9 @@ def headed(fits: Sequence[Fit], best: Fit | None) -> dict[str, Fit]:
 
 class Search:
     """Search among ``rows`` that train the same weights for the answer on ``gpu``.
-
     Roots are predicted first: a column with all activations kept, and with few. Then the recipe
     that by an estimate in its favour would change the answer, the best of them first, until none is
-    left.
-    """
+    left."""
 
     def __init__(self, rows: Sequence[Resolved], gpu: Card) -> None:
         self.rows, self.gpu, self.fits, self.small = rows, gpu, [], 0
@@ -517,11 +511,9 @@ def search(
     alone: bool = False,
 ) -> tuple[list[Fit], list[Proof]]:
     """Search for the best adapter and the best training of all weights, side by side.
-
     Return all predictions, and a proof for each of the two that the lattice has. ``ask`` predicts
     rows. ``recorded`` returns a prediction that ships with the project, if there is one; ``alone``:
-    nothing else can be predicted. Ctrl-C ends it with what is known.
-    """
+    nothing else can be predicted. Ctrl-C ends it with what is known."""
     kinds = [[row for row in rows if adapts(row) is frozen] for frozen in (True, False)]
     searches, stopped = [Search(rows=some, gpu=gpu) for some in kinds if some], False
     for one in searches:

@@ -55,11 +55,9 @@ def predict_measured(
     results: Sequence[Result], rows: Sequence[Resolved], out: Path, console: Console
 ) -> bool:
     """Predict what each measured row needs, and store the prediction beside its result.
-
     Rows that ran out of memory are predicted too, to check whether the prediction says so.
     Predictions follow all runs, so they disturb no measurement, and their failure does not fail the
-    command. Return False if the user interrupts them.
-    """
+    command. Return False if the user interrupts them."""
     done = [r for r in results if r.status in (Status.OK, *OUT_OF_MEMORY)]
     of_spec = {row.spec: row for row in rows}
     once = {dataclasses.replace(r.spec, repeat=0): r.spec for r in reversed(done)}.values()

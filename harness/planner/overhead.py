@@ -19,14 +19,12 @@ FLOAT = 4
 
 def scratch(op: str, shapes: Sequence[Sequence[int]]) -> int:
     """Return the bytes that a CUDA kernel of ``op`` allocates and frees inside.
-
     ``shapes`` are those of its inputs. Flash attention's backward sums dQ in float32, padded to its
     tiles, with one number per row. Source: torch 2.13,
     aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp (mha_bwd). cuDNN's does the same
     without padding; the library may take more, which is not published. Source: cudnn-frontend 1.23,
     node/scaled_dot_product_flash_attention.h (dQ_accum, softmax_sum). Torch allocates both from the
-    caching allocator (aten/src/ATen/native/cudnn/MHA.cpp).
-    """
+    caching allocator (aten/src/ATen/native/cudnn/MHA.cpp)."""
     if op == "aten._scaled_dot_product_flash_attention_backward.default":
         batch, heads, tokens, width = shapes[1]
         rows = batch * heads * _up(tokens, 128)

@@ -60,15 +60,12 @@ def needs(
 
 def _load(resolved: Resolved, card: Card, ways: tuple[str, ...], more: int) -> Need:
     """Return the need of loading the weights.
-
     diffusers' ``from_pretrained`` fills a whole model in host memory in each process, or in rank 0
-    alone. A script with the way ``card`` also puts it on each GPU.
-
-    DeepSpeed moves the whole module to each GPU in its training dtype, unless ``zero.Init`` built
-    it, which diffusers' classes do not use. Source: DeepSpeed 0.19.8, runtime/engine.py,
-    ``_configure_distributed_model``. FSDP2 moves and shards one block at a time, so the trace has
-    its need. Source: torch 2.13, _fully_shard/_fsdp_init.py, ``_move_states_to_device``.
-    """
+    alone. A script with the way ``card`` also puts it on each GPU. DeepSpeed moves the whole module
+    to each GPU in its training dtype, unless ``zero.Init`` built it, which diffusers' classes do
+    not use. Source: DeepSpeed 0.19.8, runtime/engine.py, ``_configure_distributed_model``. FSDP2
+    moves and shards one block at a time, so the trace has its need. Source: torch 2.13,
+    _fully_shard/_fsdp_init.py, ``_move_states_to_device``."""
     spec, traits, count = resolved.spec, resolved.launch.traits, resolved.subject.parameters
     kind = next((way for way in ways if way in BYTES), STORED)
     copies = 1 if "rank0" in ways else min(card.node, spec.processes)

@@ -190,11 +190,9 @@ def predict_all(
     timeout: float = TIMEOUT,
 ) -> list[Prediction]:
     """Return the prediction of each row, in order, from the cache or a worker.
-
     ``kind``: the kind of card, of all rows or of each. ``done(index, prediction)`` is called when
     each ends. A recipe that fails raises nothing; its prediction has the reason. A compiled row has
-    its eager row's (``harness.planner.eager``).
-    """
+    its eager row's (``harness.planner.eager``)."""
     given, rows = rows, [eager.of(row) for row in rows]
     predictions: dict[int, Prediction] = {}
     missing, kinds = [], [kind] * len(rows) if isinstance(kind, str) else kind

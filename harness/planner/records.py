@@ -41,10 +41,9 @@ ENDING = ".jsonl.xz"
 
 def name(row: Resolved, kind: str = USUAL) -> str:
     """Return the name of a prediction in a cache and among the records.
-
     It has the spec, the kind of card (``overhead.preferred``), the contents of the files that the
-    row reads (launch file, model, configuration, teacher), ``TRACE`` and the libraries' versions.
-    """
+    row reads (launch file, model, configuration, teacher), ``TRACE`` and the libraries'
+    versions."""
     place = kind if row.spec.device == "cuda" else "cpu"
     # A teacher's file by its shapes and dtypes alone, as a prediction uses nothing else of it: a
     # retrained one has the same name. A spec's own weights have the shapes of its model.

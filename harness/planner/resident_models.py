@@ -1,9 +1,7 @@
 """Models that stay on each GPU during a training: text encoders and the VAE.
-
 A plan counts their weights in the stored dtype (``resident_models.yaml``). It does not count their
 forward passes: encoders run under ``no_grad`` before the step, when the step's own activations are
-not allocated. Does not import torch.
-"""
+not allocated. Does not import torch."""
 
 from __future__ import annotations
 

@@ -70,11 +70,9 @@ class Largest:
 @dataclass(frozen=True, kw_only=True)
 class Ladder:
     """Sizes to search, in ascending order: along them one number of a spec or recipe grows.
-
     ``words``: their name in a heading. ``weights``: about proportional to the memory that each size
     adds. ``at``: returns a row at the size with an index. ``named``: returns a row's size in words.
-    ``start``: index of the first try. ``place``: returns the index of a row's size, or -1.
-    """
+    ``start``: index of the first try. ``place``: returns the index of a row's size, or -1."""
 
     words: str
     weights: Sequence[float]
@@ -217,11 +215,9 @@ def search(
     told: Sequence[Fit] = (),
 ) -> list[Largest]:
     """Return the largest of ``sizes`` for each requested row.
-
     Each round asks for one size of every row whose bracket is open; ``ask`` predicts rows. A row
     has at most ``TRIES`` predictions. Fits in ``told`` that are sizes of the ladder start the
-    bracket, so that the answer agrees with them.
-    """
+    bracket, so that the answer agrees with them."""
     found = []
     for row in asked:
         known = {}  # predicted before: they do not count as tries
@@ -251,12 +247,10 @@ def search(
 
 def _next(state: Largest, weights: Sequence[float], start: int) -> int:
     """Return the index of the next size to predict.
-
     The line through two known sizes is followed to the card's memory. It needs two points:
     ``start`` is tried first, and the smallest size if that is too large. Repeated tries on one side
     of the answer step further beyond the line, to find the other side. Once both sides are known,
-    they bisect.
-    """
+    they bisect."""
     if state.low < 0:
         return 0 if state.known else start
     fitting = [index for index, fit in state.known.items() if fit.fits]

@@ -1,10 +1,7 @@
 """Uncertainty of predicted memory and time, from public rows measured on GPUs. Without torch.
-
 ``residuals.json`` has an entry for each figure of a public row (``docs/public-rows.yaml``). Ranges
-follow from them with sources as units: rows of one trainer or author share their error.
-``python -m docs.make.coverage`` prints how many figures lie in the range that all other sources
-give.
-"""
+follow from them with sources as units: rows of one trainer or author share their error. ``python -m
+docs.make.coverage`` prints how many figures lie in the range that all other sources give."""
 
 from __future__ import annotations
 

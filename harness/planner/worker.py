@@ -1,9 +1,7 @@
 """Worker process that predicts: ``python -m harness.planner.worker ASKED TOLD``.
-
 ASKED and TOLD are file descriptors, for requests and for finished rows. Each trace runs in a fork,
 because its process group, accelerator and patches are global to a process. A failure becomes a
-prediction with a reason.
-"""
+prediction with a reason."""
 
 from __future__ import annotations
 
@@ -194,11 +192,9 @@ def _fullest(row: Resolved, each: Sequence[Prediction]) -> Prediction:
 
 def main(argv: list[str]) -> int:
     """Read requests, predict, and report each written prediction, until the requests end.
-
     Each line of ASKED is the path of a request file: specs, their kinds of card, known steps and
     output files, the parallel jobs and the time limit. TOLD gets the index of each prediction when
-    it is written, and ``DONE`` after the last.
-    """
+    it is written, and ``DONE`` after the last."""
     die_with_parent()
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # nothing here may touch a GPU
     os.environ.setdefault("DS_ACCELERATOR", "cpu")

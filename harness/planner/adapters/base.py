@@ -58,13 +58,10 @@ class ResolvedConfig(NamedTuple):
 @dataclass(frozen=True)
 class TraceAdapter:
     """Adapter of ``engine`` for predictions of ``rank``, one of ``distinct_ranks``.
-
     The methods below "trace" are called in the order in which they are defined
     (``harness.planner.tracing.simulate``). The defaults suit an engine whose ranks are alike and
-    run without storage unchanged.
-
-    ``ranks``: the engine needs a process group (a fake one is made).
-    """
+    run without storage unchanged. ``ranks``: the engine needs a process group (a fake one is
+    made)."""
 
     engine: Engine
     rank: int = 0

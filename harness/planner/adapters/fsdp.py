@@ -69,11 +69,9 @@ class FsdpAdapter(TraceAdapter):
 
 def resolved(content: Mapping[str, Any], reshard: bool | int, layout: Layout) -> dict[str, Any]:
     """Return ``content`` of a launch file with the recipe's ``reshard`` and ``layout``.
-
     accelerate takes only true or false; a number of ranks is set in code. FSDP2 ignores FSDP 1's
     key for groups of ranks: they are dimensions of a mesh there. Source: accelerate 1.15,
-    utils/dataclasses.py (``FullyShardedDataParallelPlugin``), parallelism_config.py.
-    """
+    utils/dataclasses.py (``FullyShardedDataParallelPlugin``), parallelism_config.py."""
     block = {k: v for k, v in content["fsdp_config"].items() if k != "fsdp_sharding_strategy"}
     block["fsdp_reshard_after_forward"] = reshard is not False
     if layout.replicate == 1:

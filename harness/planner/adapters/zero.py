@@ -38,11 +38,9 @@ class ZeroAdapter(TraceAdapter):
 
     def by_block(self, depth: int) -> Sequence[Hashable]:
         """Return a key of its own for each block if host memory holds a part of the training.
-
         Buffers span blocks, and torch rounds each pinned one to a power of two
         (``strategies.base.pinned_block``), so host memory does not grow linearly with the number of
-        blocks.
-        """
+        blocks."""
         places = {self.engine.place(what) for what in ("optimizer", "parameters")}
         return super().by_block(depth) if places == {"device"} else range(depth)
 

@@ -17,10 +17,8 @@ from harness.planner.tracing import side_streams
 class StoragelessAccelerator(CPU_Accelerator):
     """DeepSpeed accelerator of a simulated GPU: the CPU's, with another ``device`` type and
     streams.
-
     Host tensors are thus not on the simulated GPU. Tensors that CUDA keeps until a side stream is
-    done (``record_stream`` under ``overlap_comm``) are freed at once.
-    """
+    done (``record_stream`` under ``overlap_comm``) are freed at once."""
 
     Stream, Event = side_streams.Stream, side_streams.Event
 

@@ -68,12 +68,10 @@ class Collective:
 @dataclass(frozen=True, kw_only=True)
 class Ceilings:
     """Measured rates of the device; a rate that was not measured is empty or None.
-
     ``products``: dtype -> FLOP/s of large square matrix products of random data.
     ``model_products``: the same in the shapes of a DiT block. ``copies``: way ("pinned to device"
     and the like) -> bytes per second. ``launch_seconds``: of an operation that does almost nothing.
-    ``host_rate``: bytes per second of host memory.
-    """
+    ``host_rate``: bytes per second of host memory."""
 
     products: dict[str, float] = field(default_factory=dict)
     model_products: dict[str, float] = field(default_factory=dict)
@@ -99,13 +97,10 @@ class StandingBytes:
 @dataclass(frozen=True, kw_only=True)
 class MeasuredRow:
     """One recipe that was run and predicted.
-
     ``step_seconds``: measured seconds of a step (median). ``typical_seconds``: predicted from
     typical figures. ``compute``, ``communication``, ``offload``: predicted from the ceilings,
     before any fit. ``operations``: kernels that the host issues in a step, if a GPU runs them.
-
-    ``reason``: why there are no numbers.
-    """
+    ``reason``: why there are no numbers."""
 
     ENDED = ("world", "step", "run", "reserved", "categories", "flops_per_second", "precision",
              "needs_bytes")  # fmt: skip
@@ -134,11 +129,9 @@ class MeasuredRow:
 @dataclass(frozen=True, kw_only=True)
 class Calibration:
     """Measurements of one card, driver and torch.
-
     ``measured``: the day. ``source``: who measured it, if not the reader. ``load``: cores that
     other work kept busy, as the mean of the station with the most of it. ``missing``: station ->
-    why it has no numbers.
-    """
+    why it has no numbers."""
 
     device: Device
     measured: str
@@ -197,11 +190,9 @@ FLOOR = 0.03
 @dataclass(frozen=True, kw_only=True)
 class Fitted:
     """Result of a fit. A part that was not fitted has no entry.
-
     ``factors``: part -> its factor. ``shares``: part -> the error that no fitted row exceeds, at
     least ``FLOOR``. ``rows``: number of fitted rows. ``host``: seconds in which the host issues one
-    operation; 0 if no row shows it.
-    """
+    operation; 0 if no row shows it."""
 
     factors: Mapping[str, float] = field(default_factory=dict)
     shares: Mapping[str, float] = field(default_factory=dict)

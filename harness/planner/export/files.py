@@ -54,12 +54,10 @@ HINT = "give a trainer's command, shell script, TOML, YAML, JSON or env file"
 @dataclass
 class Found:
     """Settings of one file.
-
     ``kind``: a trainer's name, or one of ``MARKS``. ``options``: name -> value, nested keys joined
     by dots; ``data``: the same as the file nests it, of ``MARKS`` alone. ``launcher``: options of
-    accelerate, torchrun or deepspeed. ``remarks``: what could not be read. ``lost``: option ->
-    file that it names, which is not there, and in whose place none is given.
-    """
+    accelerate, torchrun or deepspeed. ``remarks``: what could not be read. ``lost``: option -> file
+    that it names, which is not there, and in whose place none is given."""
 
     path: Path
     kind: str

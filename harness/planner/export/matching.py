@@ -19,14 +19,11 @@ NO_MEMORY = {"learning_rate", "beta1", "beta2", "eps", "weight_decay", "clip", "
 @dataclass(kw_only=True)
 class Reading:
     """A trainer's configuration as a recipe.
-
-    ``means``: (setting, meaning) of the file. ``usual``: (default of the trainer, meaning,
-    source). ``differs``: differences that the table notes. ``unread``: options without a row.
-    ``also``: models that stay on the GPU beside the trained one; ``encoding``: parts of them that
-    encode in each step (``resident_models.PARTS``).
-    ``idle``: options of adapters that do nothing, because all weights train by a default;
-    ``intended``: the reading with adapters.
-    """
+    ``means``: (setting, meaning) of the file. ``usual``: (default of the trainer, meaning, source).
+    ``differs``: differences that the table notes. ``unread``: options without a row. ``also``:
+    models that stay on the GPU beside the trained one; ``encoding``: parts of them that encode in
+    each step (``resident_models.PARTS``). ``idle``: options of adapters that do nothing, because
+    all weights train by a default; ``intended``: the reading with adapters."""
 
     trainer: str = ""
     model: str = ""

@@ -130,13 +130,11 @@ class _Option:
 
 class Reader:
     """One reading.
-
     ``options``: of the files, with the trainer's defaults and with those replaced that mean the
     same; ``given``: without the defaults. ``sources``: default -> where the trainer has it.
     ``forced``: strategies that a row of ``read_as`` sets. ``slots``: all proposals of each slot.
     ``older``: option -> the files' options that it was read from. ``usual``: option -> its default,
-    where another value that means the same replaces it.
-    """
+    where another value that means the same replaces it."""
 
     def __init__(
         self, name: str, found: Sequence[Found], launch: launches.Launch, model: str

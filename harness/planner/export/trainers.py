@@ -50,13 +50,11 @@ class Missing(NamedTuple):
 @dataclass
 class Translation:
     """A recipe in a trainer's options.
-
     ``options``: name -> value, True for a flag. ``blanks``: those that no recipe decides, as paths
     and steps. ``files``: name -> text of further files. ``beside``: settings outside the options.
     ``notes``: (part, difference). ``unplanned``: parts without a counterpart that decide the
     training's memory; ``nearest``: what the trainer can do instead. ``no_model``: why the trainer
-    does not train the model; empty if it does.
-    """
+    does not train the model; empty if it does."""
 
     trainer: Mapping[str, Any]
     start: str = ""

@@ -1,9 +1,7 @@
 """Memory snapshots of torch: what was on the card when an allocation failed, and whose it was.
-
 The format is that of ``torch.cuda.memory._snapshot`` (torch 2.13, torch/cuda/memory.py). A snapshot
 is a pickle. Here it is read by an unpickler that builds plain data only and refuses every class and
-function by name, so no code of the file runs.
-"""
+function by name, so no code of the file runs."""
 
 from __future__ import annotations
 

@@ -55,11 +55,9 @@ class PlanError(BadInput):
 @dataclass(frozen=True, kw_only=True)
 class Asked:
     """Checked rows of a plan, and the suite's recipes that are impossible, with the reason.
-
-    ``searched``: the rows are a lattice, of which the fastest that fit are searched.
-    ``processes``: the GPUs requested, even if a one-process recipe uses only one of them.
-    ``before``: what comes before the step, if it is counted.
-    """
+    ``searched``: the rows are a lattice, of which the fastest that fit are searched. ``processes``:
+    the GPUs requested, even if a one-process recipe uses only one of them. ``before``: what comes
+    before the step, if it is counted."""
 
     resolved: list[Resolved]
     refused: list[tuple[str, str]]
@@ -207,11 +205,9 @@ def _check_kinds(options: argparse.Namespace) -> None:
 
 def _phases(options: argparse.Namespace) -> str:
     """Return the requested phases as a spec has them.
-
     Encoders that stay on each GPU encode in each step. Other encoders are on the GPU while the
-    trained model is loaded, as in diffusers' scripts. An encoder that runs in each step stays
-    on the GPU.
-    """
+    trained model is loaded, as in diffusers' scripts. An encoder that runs in each step stays on
+    the GPU."""
     found = planned(options.phases)
     places = set(found.get("encode", ())) & {"alone", "loaded", "step"}
     if "encode" in found and not places:
@@ -416,9 +412,7 @@ def _sharded(recipe: str, processes: int, device: str) -> str:
 
 def _across(options: argparse.Namespace, base: Spec, gpu: Card) -> list[str]:
     """Return the usual recipes for a public model on several nodes; else nothing.
-
-    If every number of sequence-parallel ranks is impossible, the smallest is planned.
-    """
+    If every number of sequence-parallel ranks is impossible, the smallest is planned."""
     named = options.recipes or options.suite or options.workload == SAMPLE
     if named or gpu.shared or base.processes <= gpu.linked or base.processes % gpu.linked:
         return []

@@ -123,12 +123,10 @@ FLOAT, HALF = 4, 2
 
 class Point:
     """A recipe of the lattice: its coordinates, and bytes that follow from them.
-
     ``share``: the share of the blocks that it recomputes. ``products``: it keeps their matrix
     products. ``part``: the layers of each block that it recomputes, or "block". ``moved``: what
     blocks keep waits in host memory. ``swapped``: the number of streamed blocks. ``column``: its
-    other parts.
-    """
+    other parts."""
 
     def __init__(self, row: Resolved) -> None:
         slots = (Slot.RECOMPUTE, Slot.OFFLOAD, Slot.SWAP)

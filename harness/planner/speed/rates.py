@@ -56,14 +56,11 @@ OVERLAP = 0.8
 @dataclass(frozen=True, kw_only=True)
 class Rates:
     """Rates of one of several processes.
-
     ``products`` and ``squares``: measured FLOP/s of matrix products by dtype, in the shapes of a
     DiT and in large squares. ``kernels``: dtype -> [tokens, FLOP/s] of attention, shortest first.
-    Typical ones of ``gpu`` fill the gaps. ``wire`` and
-    ``far_wire``: bytes per second between processes of one machine and between machines.
-    ``launch`` and ``collective_seconds``: seconds of a launch and of a small collective.
-    ``share``: the process's share of a CPU.
-    """
+    Typical ones of ``gpu`` fill the gaps. ``wire`` and ``far_wire``: bytes per second between
+    processes of one machine and between machines. ``launch`` and ``collective_seconds``: seconds of
+    a launch and of a small collective. ``share``: the process's share of a CPU."""
 
     gpu: Card
     share: float = 1.0
@@ -96,12 +93,10 @@ class Rates:
 
     def attention(self, dtype: str, tokens: float = math.inf) -> float:
         """Return the FLOP/s of fused attention in ``dtype`` over ``tokens``.
-
         Between measured lengths the rate follows their logarithm. In float32 it has no TF32 rate:
         the kernel makes each product of three in TF32, whatever torch's setting. Source: torch
         2.13, mem_eff_attention/gemm_kernel_utils.h (OpMultiplyAddFastF32). An H100 and an H200
-        reached 19 to 39 TFLOP/s, 0.3 to 0.6 of the data sheet's float32.
-        """
+        reached 19 to 39 TFLOP/s, 0.3 to 0.6 of the data sheet's float32."""
         known = self.kernels.get(dtype)
         if not known:
             peak = self.gpu.flops(dtype)

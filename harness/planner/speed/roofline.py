@@ -1,9 +1,7 @@
 """Roofline model of a step's time: each op takes its FLOPs or its bytes, whichever is slower.
-
 The trace counts the work (``harness.planner.tracing.trace.Counter``), which does not depend on the
 GPU. ``rates`` has typical efficiencies, or measured ones of a calibrated card. The uncertainty
-follows from public rows, or from the calibration's. Does not import torch.
-"""
+follows from public rows, or from the calibration's. Does not import torch."""
 
 from __future__ import annotations
 
@@ -31,12 +29,10 @@ CPU_SPREAD = dict.fromkeys(SPREAD, 1.0)
 @dataclass(frozen=True, kw_only=True)
 class Seconds:
     """Predicted seconds of one optimizer step, by part.
-
     ``overhead``: the time by which the host issues all operations later than the device could run
     them. ``slowest``: seconds in which the slowest host of all issues them. ``shares``: part ->
     relative uncertainty in comparisons. ``low`` and ``high``: the range, which is longer upwards:
-    loading, encoding in the step and older libraries make a step longer, and nothing shorter.
-    """
+    loading, encoding in the step and older libraries make a step longer, and nothing shorter."""
 
     compute: float
     communication: float

@@ -1,9 +1,7 @@
 """CUDA's behaviour for tensors on ``meta`` that represent a GPU's: autocast, kernels, optimizers.
-
 ``meta`` tensors bypass autocast's dispatch layer, their attention falls back to plain matrix
 products, and their root mean square norm to its parts. Each would change which tensors a step
-keeps.
-"""
+keeps."""
 
 from __future__ import annotations
 
@@ -55,10 +53,9 @@ GETTER = "__get__"
 
 class CudaLike(TorchFunctionMode):
     """Function mode of a prediction for a GPU; ``kind`` is the card's (``overhead.preferred``).
-
     It applies CUDA's lists of autocast ops. Source: torch 2.13, aten/src/ATen/autocast_mode.h
-    (AT_FORALL_LOWER_PRECISION_FP, AT_FORALL_FP32, AT_FORALL_FP32_SET_OPT_DTYPE, AT_FORALL_PROMOTE).
-    """
+    (AT_FORALL_LOWER_PRECISION_FP, AT_FORALL_FP32, AT_FORALL_FP32_SET_OPT_DTYPE,
+    AT_FORALL_PROMOTE)."""
 
     def __init__(self, kind: str) -> None:
         super().__init__()
@@ -179,11 +176,9 @@ class RMSNorm(torch.autograd.Function):
 def as_bias(mask: Any, q: Any, k: Any, *, padded: bool) -> Any:
     """Return the mask for the fused kernels: additive, in the queries' dtype, expanded to all
     heads.
-
     A boolean mask is converted first. If ``padded``, rows begin at multiples of 8. Source: torch
     2.13, aten/src/ATen/native/transformers/attention.cpp (convert_boolean_attn_mask_,
-    aligned_tensor, pad_bias, preprocess_mask).
-    """
+    aligned_tensor, pad_bias, preprocess_mask)."""
     if mask.dtype is torch.bool:
         never = torch.full((), float("-inf"), dtype=q.dtype, device=mask.device)
         mask = torch.where(mask, 0.0, never)

@@ -44,11 +44,9 @@ Places = Mapping[str, Mapping[str, Any]]
 
 def shallow(resolved: Resolved) -> list[tuple[dict[str, int], float]]:
     """Return the depths of each model to trace, and how often its added blocks must be repeated.
-
     The first is the base, with two blocks per group and 0. Each other one has four in one group.
     Empty if the whole model must be traced, because it is shallow or its blocks are treated
-    differently (``by_block``).
-    """
+    differently (``by_block``)."""
     depths = resolved.subject.depths
     if sum(depths.values()) < WORTH:
         return []
@@ -208,12 +206,10 @@ def _pool(
     passing: int,
 ) -> dict[str, Any]:
     """Return the allocator's peaks for the deep model.
-
     Rounding and fragmentation depend on the order, so the allocations of all blocks are replayed.
     If the order cannot be derived, the largest losses of the shallow models are used, with a note.
     ``passing``: how many more bytes of the passing pool this model has than the shallow one. The
-    peak may be elsewhere, so only the replay shows how many of them count.
-    """
+    peak may be elsewhere, so only the replay shows how many of them count."""
     plain = [traced["prediction"] for traced in found]
     if plain[0]["allocated"] is None:
         return {}

@@ -125,11 +125,9 @@ class _Made:
 
 class _Reading:
     """Events that a deeper stream adds to the base.
-
     ``added``: (segment of the base, position of an event in it) -> events after it. ``moved``:
     events of the base that come elsewhere. ``sizes``: bytes in the deeper model of the base's
-    storages.
-    """
+    storages."""
 
     def __init__(self, plain: Sequence[Segment], base: Stream, deeper: Deeper) -> None:
         self.count, self.stream = deeper.count, deeper.stream

@@ -58,11 +58,9 @@ class _Fork:
 
 def in_forks(functions: Sequence[Function], jobs: int, limit: float) -> Iterator[Ended]:
     """Yield the result of each function when it ends; ``jobs`` run at a time.
-
     The result of a fork that died, or took longer than ``limit`` seconds, has the reason in
     ``why``. A function must return its errors as data, because an exception ends its fork without a
-    result.
-    """
+    result."""
     waiting, ended = list(enumerate(functions)), []
     with selectors.DefaultSelector() as running:
         while waiting or running.get_map():

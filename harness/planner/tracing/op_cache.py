@@ -1,9 +1,7 @@
 """Cache of operations on fake tensors, shared by all traces of a process.
-
 Its key is short, and it holds only plain operations: those that make new tensors or write to one
 operand. Views and collectives run directly. ``FakeTensorMode``'s own cache, which is on by default
-(``torch._dynamo.config.fake_tensor_cache_enabled``), serves all others.
-"""
+(``torch._dynamo.config.fake_tensor_cache_enabled``), serves all others."""
 
 from __future__ import annotations
 
@@ -93,15 +91,11 @@ def _operation(name: str) -> Any:
 
 class OpCache:
     """Run operations under one fake tensor mode, from the cache if possible.
-
     Torch's cache alone takes 1.5 to 2.1 times the processor time, because its key takes longer to
     make than many operations to run. Torch 2.13: flux-dev with LoRA 10.2 s instead of 4.7,
     wan2.1-1.3b 3.8 instead of 2.1, sd3.5-medium under fsdp2 14.3 instead of 9.0, DiT-XL/2 3.0
-    instead of 1.6.
-
-    Source of the rules: torch 2.13, torch/_subclasses/fake_tensor.py (``_cache_key``,
-    ``_validate_cache_key``, ``_get_output_tensor_from_cache_entry``).
-    """
+    instead of 1.6. Source of the rules: torch 2.13, torch/_subclasses/fake_tensor.py
+    (``_cache_key``, ``_validate_cache_key``, ``_get_output_tensor_from_cache_entry``)."""
 
     def __init__(self, fake: FakeTensorMode) -> None:
         self.fake = fake

@@ -19,12 +19,10 @@ MANY = 8
 
 class Shortcuts(TorchFunctionMode):
     """Function mode that reuses pieces of the same flat tensor, and joins many flat pieces as one.
-
     ZeRO-3 splits each gathered buffer and each gradient into one piece per rank and joins the
     pieces. At 1024 ranks this takes nine tenths of a prediction's time. Without storage, pieces of
     one length are alike and share the buffer's memory. One piece therefore replaces all, with the
-    same memory and work.
-    """
+    same memory and work."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -128,11 +128,9 @@ class Kind(NamedTuple):
 @dataclass(frozen=True)
 class Stream:
     """Allocations and frees in order.
-
     ``events``: +n allocates storage n, -n frees it, 0 empties the cache; n counts from 1.
     ``kinds``: of each storage. ``cuts``: (event, phase, group, index), where a phase (group and
-    index -1) or a block begins.
-    """
+    index -1) or a block begins."""
 
     events: Sequence[int]
     kinds: Sequence[Kind]

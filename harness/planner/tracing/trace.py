@@ -1,9 +1,7 @@
 """Tracer of a prediction: it records storages without bytes, and counts the work of each op.
-
 It extends the tracer of a measured step (``harness.memory.tracer``). It returns values that
 libraries read from tensors without storage, adds the scratch of the predicted device's kernels, and
-finds source lines.
-"""
+finds source lines."""
 
 from __future__ import annotations
 
