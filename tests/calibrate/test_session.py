@@ -12,8 +12,7 @@ from rich.console import Console
 from harness import cli
 from harness.planner import pool
 from harness.planner.calibrate import command, running
-from harness.planner.calibrate.rows import Setting, specs
-from harness.planner.calibrate.running import Session, run_stations
+from harness.planner.calibrate.running import Session, Setting, run_stations, specs
 from harness.planner.calibration import store
 from harness.resolve import resolve
 from harness.result import Result, Status

@@ -12,7 +12,7 @@ import pytest
 
 from harness import cli
 from harness.planner import overhead, pool, records
-from harness.planner.atlas.cells import HEADS, MOST
+from harness.planner.atlas.page import HEADS, MOST
 from harness.prediction import Prediction
 from tests.made.predictions import prediction
 

@@ -16,8 +16,7 @@ from harness.commands.options import add_force
 from harness.commands.progress import Predictions
 from harness.json_files import whole
 from harness.planner import pool, records
-from harness.planner.atlas.cells import cells_of
-from harness.planner.atlas.page import in_short, page
+from harness.planner.atlas.page import cells_of, in_short, page
 from harness.planner.plan.candidates import PlanError, asked_for
 from harness.planner.plan.command import add_arguments as plan_arguments
 from harness.planner.plan.tracing import Asking

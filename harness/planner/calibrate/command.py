@@ -8,8 +8,14 @@ from pathlib import Path
 from harness import RESULTS, ROOT, RUN
 from harness.commands.console import FAILED, INTERRUPTED, OK, examined, make_console, short, slug
 from harness.commands.options import add_force
-from harness.planner.calibrate.rows import Setting
-from harness.planner.calibrate.running import Session, calibration_of, keep, run_rows, run_stations
+from harness.planner.calibrate.running import (
+    Session,
+    Setting,
+    calibration_of,
+    keep,
+    run_rows,
+    run_stations,
+)
 from harness.planner.calibration import store
 from harness.result import Status
 from harness.spec import DEVICES, SpecError

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import functools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from harness.planner.export import trainers
 from harness.planner.export.bundle import PAGE, Bundle, bundle
 from harness.planner.export.settled import YAML
 from harness.planner.plan.answer import lacks, reach
-from harness.planner.plan.candidates import Asked, asked_for, without_recipes
+from harness.planner.plan.candidates import asked_for, without_recipes
 from harness.planner.plan.request import AS_PLANNED, add_question, fit_as_json, without_counterpart
 from harness.planner.plan.table import wrapped
 from harness.planner.plan.tracing import known
@@ -29,6 +29,7 @@ from harness.planner.verdict import Fit
 from harness.resolve import Resolved, resolve
 from harness.spec import Spec, SpecError
 from harness.spec import add_arguments as add_settings
+from harness.system.cards import Card
 
 WHAT = {
     YAML: "accelerate's launch file",
@@ -133,7 +134,8 @@ def export(options: argparse.Namespace) -> int:
         trainers.exported(name)  # refuse an unknown name before other work
     folder = Path(options.out or RESULTS / "export" / slug(recipe)).absolute()
     machines = -(-resolved.spec.processes // asked.gpu.node)
-    nearest = Nearest(options, asked, resolved)
+    others = functools.cache(lambda: without_recipes(options, resolved).resolved)
+    nearest = functools.partial(nearest_of, others, asked.gpu, resolved)
     made = bundle(resolved, folder, options.trainers, machines, nearest)
     try:
         files.write_texts(made.folder, made.files, force=options.force)
@@ -158,32 +160,23 @@ def as_json(made: Bundle, fit: Fit | None) -> dict[str, Any]:
     return found | {"predicted": fit_as_json(fit) if fit and fit.need_bytes is not None else None}
 
 
-@dataclasses.dataclass(frozen=True)
-class Nearest:
-    """Nearest recipe of a trainer that cannot express ``resolved``, among kept predictions."""
+def nearest_of(
+    others: Callable[[], list[Resolved]], gpu: Card, resolved: Resolved, name: str
+) -> str:
+    """Return the nearest of the ``others`` that a trainer ``name`` has, which cannot express
+    ``resolved``, among kept predictions."""
+    rows = [row for row in others() if trainers.has(name, row)]
+    fits = [fit for row in rows if (fit := known(row, gpu)) and fit.need_bytes is not None]
+    if not fits:
+        return f"none of its {len(rows)} recipes is predicted: ./run.sh plan --trainer {name}"
+    able = [fit for fit in fits if fit.fits]
+    if not able:
+        return f"none of its {len(fits)} predicted recipes fits"
+    own = set(map(str, resolved.recipe.strategies))
 
-    options: argparse.Namespace
-    asked: Asked
-    resolved: Resolved
+    def off(fit: Fit) -> tuple[int, float]:
+        parts = set(map(str, fit.resolved.recipe.strategies))
+        return len(own ^ parts), fit.seconds.total if fit.seconds else 0.0
 
-    @functools.cached_property
-    def _rows(self) -> list[Resolved]:
-        return without_recipes(self.options, self.resolved).resolved
-
-    def __call__(self, name: str) -> str:
-        rows = [row for row in self._rows if trainers.has(name, row)]
-        found = (known(row, self.asked.gpu) for row in rows)
-        fits = [fit for fit in found if fit and fit.need_bytes is not None]
-        if not fits:
-            return f"none of its {len(rows)} recipes is predicted: ./run.sh plan --trainer {name}"
-        able = [fit for fit in fits if fit.fits]
-        if not able:
-            return f"none of its {len(fits)} predicted recipes fits"
-        own = set(map(str, self.resolved.recipe.strategies))
-
-        def off(fit: Fit) -> tuple[int, float]:
-            parts = set(map(str, fit.resolved.recipe.strategies))
-            return len(own ^ parts), fit.seconds.total if fit.seconds else 0.0
-
-        best = min(able, key=off)
-        return f"nearest that it has and that fits: {best.label}, needs {reach(best)}"
+    best = min(able, key=off)
+    return f"nearest that it has and that fits: {best.label}, needs {reach(best)}"

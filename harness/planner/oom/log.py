@@ -182,19 +182,16 @@ class _Reader:
             self.trained, self.mark = True, ""
         if self.open or self.pending or any(word in line for word in WORDS):
             line = line if len(line) <= WIDTH else f"{line[:WIDTH]} {line[-END:]}"
-            self._read(printable(line).rstrip())
-
-    def _read(self, line: str) -> None:
-        found = RANK.search(line)
-        rank = found[1] if found else ""
-        text = RANK.sub("", line)
-        if kind := self._kind(text, rank):
-            self._begin(kind, text, rank)
-        elif not self._frame(text, rank) and rank in self.open:
-            self._go_on(text, rank)
-        if outcome.ASSERTED.search(text):
-            self.log.asserted = self.log.asserted or text.strip()
-        self.mark = next((name for name, mark in MARKS.items() if mark.search(text)), self.mark)
+            line = printable(line).rstrip()
+            found = RANK.search(line)
+            rank, text = found[1] if found else "", RANK.sub("", line)
+            if kind := self._kind(text, rank):
+                self._begin(kind, text, rank)
+            elif not self._frame(text, rank) and rank in self.open:
+                self._go_on(text, rank)
+            if outcome.ASSERTED.search(text):
+                self.log.asserted = self.log.asserted or text.strip()
+            self.mark = next((name for name, mark in MARKS.items() if mark.search(text)), self.mark)
 
     def _kind(self, text: str, rank: str) -> str:
         """Return the kind of error that a line reports; empty for none."""

@@ -133,7 +133,12 @@ class OpCache:
             return func(*args, **kwargs)
         if made == WRITES:
             return args[0]
-        return kwargs["out"] if made == FILLS else self._again(made)
+        if made == FILLS:
+            return kwargs["out"]
+        if type(made) is Made:
+            return self._made(made)
+        kind, each = made
+        return kind(None if one is None else self._made(one) for one in each)
 
     def _key(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, ...]:
         key: list[Any] = [func, torch.get_default_dtype(), torch.is_inference_mode_enabled()]
@@ -186,12 +191,6 @@ class OpCache:
             return OTHER
         given.add(storage._cdata)
         return Made(out.shape, out.stride(), out.dtype, out.fake_device)
-
-    def _again(self, told: Any) -> Any:
-        if type(told) is Made:
-            return self._made(told)
-        kind, each = told
-        return kind(None if made is None else self._made(made) for made in each)
 
     def _made(self, made: Made) -> FakeTensor:
         with torch._C._DisableTorchDispatch():

@@ -130,15 +130,22 @@ def trace_bordered(
     ``watch``)."""
     resolved.subject.idle  # noqa: B018 (survey now, so that its tensors are not in the trace)
     adapter = adapter_of(resolved.launch.engine, rank)
-    device, parts = world.GPU if resolved.spec.device == "cuda" else "cpu", resolved.launch.layout
-    neighbours = (parts.tensor, 1) if parts.tensor > 1 else None
+    on_gpu, parts = resolved.spec.device == "cuda", resolved.launch.layout.tensor
+    device, neighbours = world.GPU if on_gpu else "cpu", (parts, 1) if parts > 1 else None
     counter = Counter(device, "cpu", adapter.overlapped_phases(resolved.launch), neighbours)
-    tracer = _tracer(resolved, adapter, counter)
+    # Of the device, which is the CPU without a GPU; with one, also of the host.
+    tracer = StoragelessTracer(
+        {world.GPU: "device", "cpu": "host"} if on_gpu else {"cpu": "device"},
+        temporary=kernel_scratch if on_gpu else gloo_scratch,
+        witness=counter.see,
+        moved=counter.add,
+        shapes_in=adapter.shapes_in,
+    )
     with contextlib.ExitStack() as stack:
         stack.enter_context(world.world(resolved, adapter))
         for patch in (storageless(), *adapter.patches(resolved.launch, tracer)):
             stack.enter_context(patch)
-        if resolved.spec.device == "cuda":
+        if on_gpu:
             stack.enter_context(cuda_like(kind))
             emptied, events = tracer.record.emptied, tracer.record.events
             empty = mock.patch.object(
@@ -208,18 +215,6 @@ def _streams(tracer: StoragelessTracer) -> Iterator[None]:
         mock.patch.object(torch.cuda, "stream", on),
     ):
         yield
-
-
-def _tracer(resolved: Resolved, adapter: TraceAdapter, counter: Counter) -> StoragelessTracer:
-    """Return a tracer of the device, which is the CPU without a GPU; with one, also of the host."""
-    on_gpu = resolved.spec.device == "cuda"
-    return StoragelessTracer(
-        {world.GPU: "device", "cpu": "host"} if on_gpu else {"cpu": "device"},
-        temporary=kernel_scratch if on_gpu else gloo_scratch,
-        witness=counter.see,
-        moved=counter.add,
-        shapes_in=adapter.shapes_in,
-    )
 
 
 def _prepare(resolved: Resolved, adapter: TraceAdapter, tracer: StoragelessTracer) -> Run:
