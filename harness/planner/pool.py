@@ -184,36 +184,36 @@ def predict_all(
     rows: Sequence[Resolved],
     folder: Path,
     *,
-    kind: str | Sequence[str] = USUAL,
+    kind: str = USUAL,
     done: Callable[[int, Prediction], None] = lambda index, prediction: None,
     jobs: int | None = None,
     timeout: float = TIMEOUT,
 ) -> list[Prediction]:
     """Return the prediction of each row, in order, from the cache or a worker.
-    ``kind``: the kind of card, of all rows or of each. ``done(index, prediction)`` is called when
+    ``kind``: the kind of card. ``done(index, prediction)`` is called when
     each ends. A recipe that fails raises nothing; its prediction has the reason. A compiled row has
     its eager row's (``harness.planner.eager``)."""
     given, rows = rows, [eager.of(row) for row in rows]
     predictions: dict[int, Prediction] = {}
-    missing, kinds = [], [kind] * len(rows) if isinstance(kind, str) else kind
+    missing: list[int] = []
     for index, resolved in enumerate(rows):
-        kept = cached(resolved, folder, kinds[index])
+        kept = cached(resolved, folder, kind)
         if kept is None:
             missing.append(index)
         else:
             predictions[index] = eager.told(given[index], kept)
             done(index, predictions[index])
     # A known prediction of a row with phases without them: they leave its step alone.
-    steps = [cached(_without_phases(rows[i]), folder, kinds[i]) if rows[i].spec.phases else None
+    steps = [cached(_without_phases(rows[i]), folder, kind) if rows[i].spec.phases else None
              for i in missing]  # fmt: skip
-    asked = [rows[i] for i in missing], [kinds[i] for i in missing]
+    asked = [rows[i] for i in missing], [kind] * len(missing)
     for place, prediction in _each(*asked, jobs, timeout, steps):
         index = missing[place]
-        _keep(prediction, path_of(rows[index], folder, kinds[index]))
+        _keep(prediction, path_of(rows[index], folder, kind))
         if rows[index].spec.phases and (not (step := steps[place]) or prediction.denoising):
             alone = dataclasses.replace(step or prediction, denoising=prediction.denoising)
             alone = dataclasses.replace(alone, asides={}, recorded="")
-            _keep(alone, path_of(_without_phases(rows[index]), folder, kinds[index]))
+            _keep(alone, path_of(_without_phases(rows[index]), folder, kind))
         predictions[index] = eager.told(given[index], prediction)
         done(index, predictions[index])
     return [predictions[index] for index in range(len(rows))]

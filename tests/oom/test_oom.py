@@ -176,8 +176,8 @@ def need_of(recipe: str) -> float:
 def answer(monkeypatch, capsys, *words: str) -> str:
     """The output after the measures, with made predictions."""
 
-    def judged(pairs, *_, **__):
-        return [judge(row, prediction(need_of(str(row.recipe))), gpu) for row, gpu in pairs]
+    def judged(rows, gpu, *_):
+        return [judge(row, prediction(need_of(str(row.recipe))), gpu) for row in rows]
 
     monkeypatch.setattr(tracing, "judged", judged)
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BufferedReader(io.BytesIO(words[0]))))

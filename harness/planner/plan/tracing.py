@@ -42,12 +42,12 @@ class Asking:
         if self.recorded:
             return [fit for row in rows if (fit := recorded(row, gpu))]
 
-        def named(row: Resolved, _: Card) -> str:
+        def named(row: Resolved) -> str:
             """Return the recipe, and the number of GPUs if the plan's differs."""
             usual = row.spec.processes in (1, self.asked.processes)
             return str(row.recipe) if usual else f"{row.recipe} on {row.spec.processes} GPUs"
 
-        return judged([(r, gpu) for r in rows], named, why, jobs=self.jobs, told=self.progress)
+        return judged(rows, gpu, named, why, self)
 
     def search(
         self, rows: Sequence[Resolved], *, partial: bool = False
@@ -83,46 +83,41 @@ class Asking:
         """Search for each row's largest ``what`` (a key of ``SOUGHT``); ``told``: known fits."""
         sizes, gpu = SOUGHT[what](rows), self.asked.gpu
 
-        def named(row: Resolved, _: Card) -> str:
+        def named(row: Resolved) -> str:
             return f"{row.recipe} at {sizes.named(row)}"
 
         def ask(some: list[Resolved]) -> list[Fit]:
-            return judged([(r, gpu) for r in some], named, jobs=self.jobs, told=self.progress)
+            return judged(some, gpu, named, "", self)
 
         return largest.search(rows, sizes, gpu, ask, told)
 
 
 def judged(
-    pairs: Sequence[tuple[Resolved, Card]],
-    named: Callable[[Resolved, Card], str],
-    why: str = "",
-    *,
-    jobs: int,
-    told: Predictions,
+    rows: Sequence[Resolved],
+    gpu: Card,
+    named: Callable[[Resolved], str],
+    why: str,
+    asking: Asking,
 ) -> list[Fit]:
-    """Judge each row against its card, in order.
-    One call predicts all of them, and cards of a kind share a prediction. A row that its card
-    cannot run is not predicted. ``told`` shows each prediction by the name from ``named``."""
-    folder, lacks = pool.default_folder(), [verdict.lack_of(*pair) for pair in pairs]
-    kinds = [overhead.preferred(gpu.capability) for _, gpu in pairs]
-    paths = [pool.path_of(row, folder, kind) for (row, _), kind in zip(pairs, kinds, strict=True)]
-    # The first pair of each path: later pairs share its prediction.
-    wanted = {paths[i]: i for i in reversed(range(len(pairs))) if not lacks[i]}
-    order = sorted(wanted.values())
+    """Judge each row against a card, in order. One call predicts all of them; a row that the card
+    cannot run is not predicted. Progress shows each prediction by the name from ``named``."""
+    folder, kind = pool.default_folder(), overhead.preferred(gpu.capability)
+    lacks = [verdict.lack_of(row, gpu) for row in rows]
+    paths = [pool.path_of(row, folder, kind) for row in rows]
+    # Rows of one path share a prediction.
+    first = {path: row for path, row, lack in zip(paths, rows, lacks, strict=True) if not lack}
     known: dict[Path, Prediction] = {}
-    if order:
-        kept = {
-            place for place, i in enumerate(order) if pool.cached(pairs[i][0], folder, kinds[i])
-        }
+    if first:
+        some, told = list(first.values()), asking.progress
+        kept = {place for place, row in enumerate(some) if pool.cached(row, folder, kind)}
         if not pool.traces():  # then progress has nothing to show
-            kept = set(range(len(order)))
-        asked = {"kind": [kinds[i] for i in order], "jobs": jobs, "done": told.done}
-        with during(told, [named(*pairs[i]) for i in order], why, kept):
-            found = pool.predict_all([pairs[i][0] for i in order], folder, **asked)
-        known = dict(zip((paths[i] for i in order), found, strict=True))
+            kept = set(range(len(some)))
+        with during(told, list(map(named, some)), why, kept):
+            found = pool.predict_all(some, folder, kind=kind, jobs=asking.jobs, done=told.done)
+        known = dict(zip(first, found, strict=True))
     return [
         verdict.cannot(row, gpu, lack) if lack else verdict.judge(row, known[path], gpu)
-        for (row, gpu), lack, path in zip(pairs, lacks, paths, strict=True)
+        for row, lack, path in zip(rows, lacks, paths, strict=True)
     ]
 
 
