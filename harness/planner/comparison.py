@@ -151,9 +151,6 @@ def predicted_fit(
     return PredictedFit(need_bytes=need, have_bytes=have, fits=decide(need, need, have) == "fits")
 
 
-# ---- calibrated times ----
-
-
 def read_calibration(folder: Path) -> Calibration | None:
     """Return the calibration beside the results in ``folder``, or None if there is none.
 

@@ -95,9 +95,6 @@ def _prediction_file(spec: Spec, out: Path) -> Path:
     return out / "runs" / run_name(spec) / FILE
 
 
-# ---- calibration of this machine ----
-
-
 def calibration_words(device: str) -> str:
     """Return the calibration that predictions for a device use, by a worker's name for it."""
     found = rates.kept_for(device)

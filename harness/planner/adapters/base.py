@@ -70,8 +70,6 @@ class TraceAdapter:
     """Endings of library file names whose tensors on ``meta`` only record shapes.
     They are not counted as GPU memory, although the simulated GPU's tensors are on ``meta`` too."""
 
-    # ---- facts of a launch, without torch ----
-
     def by_block(self, depth: int) -> Sequence[Hashable]:
         """Return a key per block of a model of ``depth`` blocks, as ``Strategy.by_block``."""
         return [None] * depth

@@ -108,10 +108,6 @@ def _release(version: str) -> str:
     return version.partition("+")[0]
 
 
-# ---- Device of this machine ----
-# The device, driver and torch version that identify a calibration made on this machine.
-
-
 def device(kind: str, machine: Machine | None = None) -> Device:
     """Return this machine's first GPU (``kind`` cuda with a machine), or its CPU."""
     shared: dict[str, Any] = {"cores": kernel.cores(), "torch": torch()}

@@ -82,7 +82,7 @@ def launch_of(found: Sequence[Found], processes: int | None = None) -> Launch:
         raise BadInput(f"{path}: {told}; give it as another FILE")
     words = {k: v for one in reversed(found) for k, v in one.launcher.items()}
     given = processes or _count({**counts, **words}, made)
-    samples, micro, steps = batch_of(config or {})
+    samples, micro, steps = batch_of({} if given else config or {})
     implied = 0
     if samples and micro and steps and samples % (micro * steps) == 0:
         implied = samples // (micro * steps)

@@ -177,9 +177,6 @@ def _offer(fit: Fit) -> str:
     return f"{fit.label}, {_need(fit)}{speed}"
 
 
-# ---- needs and numbers ----
-
-
 def in_words(fit: Fit) -> str:
     """Return the verdict, and which memory is tight.
 
