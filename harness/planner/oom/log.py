@@ -133,49 +133,41 @@ class Failure:
         return self.kind != KILLED or bool(CERTAIN.search(self.text))
 
 
-@dataclass
-class Log:
-    """Errors of a file in their order, and how many lines it has.
-    ``asserted`` is the line of another error of the GPU, after which each call fails."""
-
-    failures: list[Failure] = field(default_factory=list)
-    lines: int = 0
-    asserted: str = ""
-
-    @property
-    def first(self) -> Failure | None:
-        """The first error; a kill, which may be a consequence, only without another."""
-        return min(self.failures, key=lambda one: (_ORDER.get(one.kind, 0), one.at), default=None)
-
-
 _ORDER = {SCHEDULED: 1, KILLED: 2}
 """Kinds that may be consequences of others, or that name the cause of a kill."""
 
 
 def scan(lines: Iterable[str]) -> Log:
     """Return the errors of a log."""
-    reader = _Reader()
+    log = Log()
     for line in lines:
-        reader.take(line)
-    log = reader.log
+        log.take(line)
     if log.asserted:
         log.failures = [one for one in log.failures if "NOT_INITIALIZED" not in one.text]
     return log
 
 
-class _Reader:
-    """State of a log that is read: stacks, and messages that may go on, by rank."""
+class Log:
+    """Errors of a file in their order, and how many lines it has; while it is read, the stacks and
+    the messages that may go on, by rank.
+    ``asserted`` is the line of another error of the GPU, after which each call fails."""
 
     def __init__(self) -> None:
-        self.log = Log()
+        self.failures: list[Failure] = []
+        self.lines, self.asserted = 0, ""
         self.frames: dict[str, deque[Frame]] = defaultdict(lambda: deque(maxlen=FRAMES))
         self.pending: set[str] = set()
         self.open: dict[str, Failure] = {}
         self.bar, self.trained, self.mark = "", False, ""
 
+    @property
+    def first(self) -> Failure | None:
+        """The first error; a kill, which may be a consequence, only without another."""
+        return min(self.failures, key=lambda one: (_ORDER.get(one.kind, 0), one.at), default=None)
+
     def take(self, line: str) -> None:
         """Read one line."""
-        self.log.lines += 1
+        self.lines += 1
         if "%|" in line and any(word in line for word in BARS):
             self.bar, self.mark = line, ""
         if "loss" in line and LOSS.search(line):
@@ -190,7 +182,7 @@ class _Reader:
             elif not self._frame(text, rank) and rank in self.open:
                 self._go_on(text, rank)
             if outcome.ASSERTED.search(text):
-                self.log.asserted = self.log.asserted or text.strip()
+                self.asserted = self.asserted or text.strip()
             self.mark = next((name for name, mark in MARKS.items() if mark.search(text)), self.mark)
 
     def _kind(self, text: str, rank: str) -> str:
@@ -212,7 +204,7 @@ class _Reader:
 
     def _begin(self, kind: str, text: str, rank: str) -> None:
         first = (kind, rank, text[:MESSAGE])
-        again = [one for one in self.log.failures if (one.kind, one.rank, one.line) == first]
+        again = [one for one in self.failures if (one.kind, one.rank, one.line) == first]
         self.pending.discard(rank)
         last = self.open.get(rank)
         if last and last.kind == kind and "ried to allocate" not in last.text:
@@ -220,14 +212,14 @@ class _Reader:
             return
         for one in again:  # some launchers print the message first, and then the stack
             one.frames = one.frames or list(self.frames[rank])
-        if again or len(self.log.failures) >= ERRORS:
+        if again or len(self.failures) >= ERRORS:
             return
         bar = STEPS.search(self.bar)
-        found = Failure(kind, text[:MESSAGE], self.log.lines, rank, list(self.frames[rank]))
+        found = Failure(kind, text[:MESSAGE], self.lines, rank, list(self.frames[rank]))
         found.steps, found.trained = int(bar[1]) if bar else 0, self.trained
         found.mark = self.mark
         self.open[rank] = found
-        self.log.failures.append(found)
+        self.failures.append(found)
 
     def _go_on(self, text: str, rank: str) -> None:
         """Add a line to an open message, up to a limit."""
