@@ -38,8 +38,14 @@ ADAPTERS = ("lora:rank=16", "cast:to=fp8+lora:rank=16", "qlora:rank=16")
 FUSED = "adafactor:write=stochastic+optimizer_in_backward"
 """Optimizer that steps streamed weights on the device, as trainers do; only with ``WHOLE``."""
 OPTIMIZERS = {
-    "bf16_pure": ("adamw", "adam8bit", "adam4bit", "adafactor", "adafactor+optimizer_in_backward",
-                  FUSED),  # fmt: skip
+    "bf16_pure": (
+        "adamw",
+        "adam8bit",
+        "adam4bit",
+        "adafactor",
+        "adafactor+optimizer_in_backward",
+        FUSED,
+    ),
     "bf16": ("adamw", "adam8bit"),
     "fp16": ("adamw", "adam8bit"),
 }
