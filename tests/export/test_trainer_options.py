@@ -371,9 +371,8 @@ def test_a_trainer_without_a_part_is_named_with_its_nearest_recipe_that_fits(nam
     words = ["single+bf16_pure+qlora:rank=16+checkpoint", "--model", "flux-dev"]
     options = parser.parse_args([*words, "--gpu", "RTX-4090"])
     planned = command.asked_for(options)
-    resolved = planned.resolved[0]
-    others = command.without_recipes(options, resolved).resolved
-    text = command.nearest_of(lambda: others, planned.gpu, resolved, name)
+    others = command.without_recipes(options, planned.resolved[0]).resolved
+    text = command.nearest_of(lambda: others, planned.gpu, planned.resolved[0], name)
     label = re.search(r"that fits: (\S+), needs", text)[1]
     row = asked(label, "flux-dev")
     assert trainers.has(name, row) and tracing.known(row_of(planned, label), planned.gpu).fits

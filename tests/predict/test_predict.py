@@ -656,9 +656,7 @@ def test_one_worker_answers_what_is_asked_while_it_stands(monkeypatch, tmp_path)
     small = {"model": "DiT-T/4", "processes": 1, "global_batch": 2}
     plain, half = asked("single", **small), asked("single+bf16", **small)
     with workers.kept_workers():
-        (flash,), (cudnn,) = (
-            pool.predict_all([half], tmp_path, kind=k) for k in ("flash", "cudnn")
-        )
+        flash, cudnn = (pool.predict_all([half], tmp_path, kind=k)[0] for k in overhead.WIDEST)
         (found,) = pool.predict_all([plain], tmp_path)
         assert len(begun) == 1 and begun[0].runs
         assert (flash.attention, cudnn.attention) == (["flash"], ["cudnn"])
