@@ -103,7 +103,9 @@ def best_of(options: Sequence[Option]) -> Option | None:
     some = [one for one in some if one.seconds <= least]
     small = (1 + SAME) * min(one.need for one in some)
     found = min((one for one in some if one.need <= small), key=lambda one: one.order[1:])
-    return _undominated(found, able)
+    while better := [one for one in able if dominates(one, found)]:
+        found = min(better, key=lambda one: one.order)
+    return found
 
 
 def able_of(options: Sequence[Option]) -> list[Option]:
@@ -122,12 +124,6 @@ def dominates(one: Option, other: Option) -> bool:
     less = one.need < (1 - BETTER) * other.need or one.seconds < (1 - BETTER) * other.seconds
     no_more = one.need <= other.need and one.seconds <= other.seconds
     return less and no_more and one.one.rounding <= other.one.rounding
-
-
-def _undominated(found: Option, able: Sequence[Option]) -> Option:
-    while better := [one for one in able if dominates(one, found)]:
-        found = min(better, key=lambda one: one.order)
-    return found
 
 
 def reason(fit: Fit, answer: Fit) -> str:
@@ -402,11 +398,6 @@ class Search:
             self.recorded = True
 
     @property
-    def able(self) -> list[Resolved]:
-        """Rows that the card can run and that are not predicted."""
-        return [one.row for one in self.left]
-
-    @property
     def proof(self) -> Proof:
         """The result, once nothing is wanted."""
         found = best_of(self._options)
@@ -468,20 +459,16 @@ class Search:
     def _next(self) -> list[Point]:
         """Return the row that may be the answer, the best by estimate; none if there is none."""
         known = self._options
-        best = best_of(known)
-        winners = [one for one in self.left if self._may_change(one, known, best)]
+        best, winners = best_of(known), []
+        for one in self.left:  # those that may be the answer, or so fast that another row is
+            option = self.estimates.option(one, favour=True)
+            may = option.may and (option.sure or not (best and best.sure))
+            winners += [one] if may and best_of([*known, option]) is not best else []
         if not winners:
             return []
         likely = [self.estimates.option(one, favour=False) for one in winners]
         first = best_of(likely) or min(likely, key=lambda option: option.need)
         return [first.one]
-
-    def _may_change(self, one: Point, known: Sequence[Option], best: Option | None) -> bool:
-        """Return True if ``one`` may be the answer, or so fast that another row is."""
-        option = self.estimates.option(one, favour=True)
-        if not option.may or (best and best.sure and not option.sure):
-            return False
-        return best_of([*known, option]) is not best
 
     def _smallest(self) -> list[Point]:
         """Return the row estimated to need the least, if none fits and it is not predicted."""
@@ -517,7 +504,8 @@ def search(
     kinds = [[row for row in rows if adapts(row) is frozen] for frozen in (True, False)]
     searches, stopped = [Search(rows=some, gpu=gpu) for some in kinds if some], False
     for one in searches:
-        one.settle([fit for fit in map(recorded, one.able) if fit], alone=alone)
+        known = (recorded(point.row) for point in one.left)  # of rows that the card can run
+        one.settle([fit for fit in known if fit], alone=alone)
     try:
         while asked := [(one, row) for one in searches for row in one.wanted()]:
             fits = ask([row for _, row in asked])

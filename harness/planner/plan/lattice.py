@@ -150,13 +150,25 @@ class Point:
         self.elements, self.ranks = row.subject.parameters, row.launch.processes
         self.shards = "shards" in self.traits
         self.splits = "split_parameters" in self.traits
-        self.whole_ranks = bool(self.traits & {"one_process", "replicas"})
         self.buckets = "replicas" in self.traits and not self.adapted
         """True if gradients have a second copy, in DDP's buckets."""
         self.pure = bool(self.traits & {"pure_bf16", "float_master"})
         """True if weights are stored in 16 bits."""
-        self.half = self.pure or {"half_compute", "dtensor_weights"} <= self.traits
-        """True if activations have 16 bits, without autocast's float32 results."""
+        self.quantized = "quantized_weights" in self.traits
+        """True if frozen weights are stored in fewer bits than they compute in."""
+        self.fused = not self.adapted and "frees_gradients" in self.traits
+        """True if streamed weights train on the device, and return to host memory."""
+        hosting = bool(self.traits & {"host_optimizer", "host_weights"})
+        self.hosts_optimizer = hosting and not self.adapted
+        """True if the optimizer of all weights works on the host."""
+        self.hosts_weights = row.launch.engine.place("parameters") != "device"
+        """True if a rank's weights wait in host memory."""
+        hosts = self.hosts_weights or self.hosts_optimizer
+        self.waits = bool(self.swapped) or self.moved or hosts
+        """True if weights, optimizer state or activations wait in host memory."""
+        self.name = "+".join(self.column)
+        """Its column, as words of its recipe; ``level``: its other words."""
+        self.level = "+".join(w for w in self.label.split("+") if w not in self.column)
 
     @property
     def kept(self) -> float:
@@ -177,22 +189,6 @@ class Point:
         return abs(self.kept - other.kept) + abs(self.again - other.again)
 
     @functools.cached_property
-    def level(self) -> str:
-        """Words of its recipe on what it keeps, recomputes, moves and streams."""
-        return "+".join(part for part in self.label.split("+") if part not in self.column)
-
-    @functools.cached_property
-    def name(self) -> str:
-        """Its column, as words of its recipe."""
-        return "+".join(self.column)
-
-    @property
-    def waits(self) -> bool:
-        """True if weights, optimizer state or activations wait in host memory."""
-        hosted = self.hosts_weights or self.hosts_optimizer
-        return bool(self.swapped) or self.moved or hosted
-
-    @functools.cached_property
     def rounding(self) -> int:
         """Number of its roundings. Frozen weights: 1 in 8 bits, 2 in 4. Trained weights: 1 each for
         16 bits without a master and for rounded optimizer state."""
@@ -208,21 +204,6 @@ class Point:
         found = {"rounds_state": "rounded moments", "pure_bf16": "16-bit weights"}
         return next((words for trait, words in found.items() if trait in self.traits), "")
 
-    @property
-    def quantized(self) -> bool:
-        """True if frozen weights are stored in fewer bits than they compute in."""
-        return "quantized_weights" in self.traits
-
-    @property
-    def hosts_optimizer(self) -> bool:
-        """True if the optimizer of all weights works on the host."""
-        return not self.adapted and bool(self.traits & {"host_optimizer", "host_weights"})
-
-    @property
-    def hosts_weights(self) -> bool:
-        """True if a rank's weights wait in host memory."""
-        return self.row.launch.engine.place("parameters") != "device"
-
     @functools.cached_property
     def streamed(self) -> int:
         """The most elements that wait in host memory: those of the streamed blocks but two."""
@@ -233,11 +214,6 @@ class Point:
         """Elements that the host's optimizer steps: those of all streamed blocks, if they train and
         are not stepped on the device."""
         return 0 if self.adapted or self.fused else sum(self._swapped_sizes)
-
-    @property
-    def fused(self) -> bool:
-        """True if streamed weights train on the device, and return to host memory."""
-        return not self.adapted and "frees_gradients" in self.traits
 
     @property
     def _swapped_sizes(self) -> list[int]:

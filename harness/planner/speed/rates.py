@@ -17,7 +17,6 @@ from harness.planner.calibration import store
 from harness.planner.calibration.record import (
     AttentionRate,
     Calibration,
-    Ceilings,
     Device,
     Stream,
     load,
@@ -130,7 +129,7 @@ def between(known: Sequence[tuple[float, float]], where: float) -> float:
 
 
 def rates(gpu: Card, processes: int) -> Rates:
-    """Return the rates of one of ``processes`` on ``gpu``."""
+    """Return the rates of one of ``processes`` on ``gpu``: measured ones, and typical ones."""
     far = processes > gpu.linked and not gpu.shared
     typical: dict[str, Any] = {
         "share": 1 / processes if gpu.shared else 1.0,
@@ -141,13 +140,8 @@ def rates(gpu: Card, processes: int) -> Rates:
     }
     if gpu.calibrated is None:
         return Rates(gpu=gpu, **typical)
-    ceilings = gpu.calibrated.calibration.ceilings
-    return Rates(gpu=gpu, **{**typical, **_measured(ceilings, gpu, processes, far)})
-
-
-def _measured(ceilings: Ceilings, gpu: Card, processes: int, far: bool) -> dict[str, Any]:
-    """Return the fields of ``Rates`` that were measured."""
-    shared, collective = gpu.shared, ceilings.collective
+    ceilings, shared = gpu.calibrated.calibration.ceilings, gpu.shared
+    collective = ceilings.collective
     found: dict[str, Any] = {
         "products": {**ceilings.products, **ceilings.model_products},
         "squares": {} if shared else ceilings.products,
@@ -168,7 +162,7 @@ def _measured(ceilings: Ceilings, gpu: Card, processes: int, far: bool) -> dict[
         found["wire"] = collective.rate
         found |= {} if far else {"collective_seconds": collective.seconds}
         found |= {"far_wire": collective.rate} if shared else {}
-    return found
+    return Rates(gpu=gpu, **{**typical, **found})
 
 
 def _kernels(measured: Sequence[AttentionRate], gpu: Card) -> dict[str, list[tuple[int, float]]]:
