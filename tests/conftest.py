@@ -81,7 +81,7 @@ LONGEST = (
     "strategies/test_tensor", "export/test_launched_exports",
     "script/test_script_families", "strategies/test_pairs", "strategies/test_stubs",
     "sampling/test_drawing", "worker/test_resume", "test_questions",
-    "commands/test_public_run", "script/test_script_launched", "predict/test_inverses",
+    "commands/test_public_run", "script/test_script_launched",
     "worker/test_building", "predict/test_rehearsed", "strategies/test_catalog",
     "worker/test_sabotage", "launch/test_launch", "predict/test_forks", "predict/test_remembered",
     "launch/test_two_nodes", "memory/test_places",

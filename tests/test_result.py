@@ -50,21 +50,13 @@ def broken(**changes) -> str:
     return json.dumps({k: v for k, v in data.items() if v != "DROP"})
 
 
-@pytest.mark.parametrize(
-    ("text", "fault"),
-    [
-        ("{", "unreadable"),
-        ("[]", "not a result"),
-        ('{"a": 1}', "not a result"),
-        (broken(schema=99), "schema 99"),
-        (broken(status="fine"), "fine"),
-        (broken(losses="many"), "losses"),
-        (broken(losses=["a"]), r"losses\[0\]"),
-        (broken(surprise=1), "surprise"),
-        (broken(status="DROP"), "status"),
-        (broken(parameters=True), "parameters"),
-    ],
-)
+@pytest.mark.parametrize(("text", "fault"), [
+    ("{", "unreadable"), ("[]", "not a result"), ('{"a": 1}', "not a result"),
+    (broken(schema=99), "schema 99"), (broken(status="fine"), "fine"),
+    (broken(losses="many"), "losses"), (broken(losses=["a"]), r"losses\[0\]"),
+    (broken(surprise=1), "surprise"), (broken(status="DROP"), "status"),
+    (broken(parameters=True), "parameters"),
+])  # fmt: skip
 def test_a_bad_file_is_named_with_its_fault(tmp_path, text, fault):
     path = tmp_path / "result.json"
     path.write_text(text)

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from harness import cli
+from harness import ROOT, cli
 from harness.planner import pool
 from harness.planner.export import files, launches
 from harness.planner.export.reading import reading
 from strategies import CATALOG
 from strategies.base import BadInput
-from strategies.launch_keys import check_accelerate, check_deepspeed, table
-from tests.made.predictions import prediction
+from strategies.launch_keys import PATH, check_accelerate, check_deepspeed, table
 
 FILES = Path(__file__).parent / "launch"
 
@@ -52,16 +53,6 @@ def test_fsdp_checkpoints_if_its_file_says_so_and_its_version_is_told():
     made = read("fsdp-checkpointing.yaml")
     assert (made.recipe, made.processes) == ("fsdp2+bf16+checkpoint", 8)
     assert [one.what for one in made.unpredicted] == ["no fsdp_version: 2"]
-
-
-def test_a_launch_file_alone_is_planned_and_printed(monkeypatch, capsys):
-    monkeypatch.setattr(
-        pool, "predict_all", lambda rows, folder, **more: [prediction(9.0) for _ in rows]
-    )
-    words = ["--from", str(FILES / "alone.yaml"), "--model", "pixart-sigma", "--gpu", "RTX-4090"]
-    assert cli.main(["plan", *words]) == 0
-    shown = capsys.readouterr().out
-    assert "Read from alone.yaml:" in shown and "accumulate" in shown and "fits" in shown
 
 
 def test_a_field_s_own_name_is_the_key_that_deepspeed_takes(tmp_path):
@@ -160,8 +151,8 @@ def of_models() -> Iterator[tuple[str, Any]]:
                     yield f"{block}.{name}.{key}".rstrip("."), {block: {**own, name: given}}
 
 
-@pytest.mark.parametrize(("name", "given"), [pytest.param(*one, id=one[0]) for one in of_models()])
-def test_each_key_of_deepspeeds_models_changes_the_plan_the_refusal_or_a_note(name, given):
+def changes(name: str, given: Mapping[str, Any]) -> bool:
+    """Whether a key of DeepSpeed's models changes the plan, the refusal, or a note."""
     start = {**BASE, "zero_optimization": ZERO3}
     base = {**start, **{block: {**start.get(block, {})} for block in given}}
     changed = {**start, **{b: {**start.get(b, {}), **new} for b, new in given.items()}}
@@ -171,25 +162,25 @@ def test_each_key_of_deepspeeds_models_changes_the_plan_the_refusal_or_a_note(na
     if name.startswith("zero_optimization.cpu_offload"):
         base["zero_optimization"] = {"stage": 3}
         changed["zero_optimization"] = {"stage": 3, **given["zero_optimization"]}
-    assert outcome(DEEPSPEED, changed) != outcome(DEEPSPEED, base)
+    return outcome(DEEPSPEED, changed) != outcome(DEEPSPEED, base)
 
 
-@pytest.mark.parametrize("name", table()["deepspeed"]["read"])
-def test_each_other_key_that_deepspeed_reads_changes_something(name):
+def test_each_key_that_deepspeed_reads_changes_the_plan_the_refusal_or_a_note():
+    assert [name for name, given in of_models() if not changes(name, given)] == []
     start = {**BASE, "zero_optimization": {"stage": 2}}
-    block, _, key = name.partition(".")
-    if block in table()["deepspeed"]["models"]:
-        return  # above
-    value: Any = {key.partition(".")[0]: 3} if key else 3
-    assert outcome(DEEPSPEED, {**start, block: value}) != outcome(DEEPSPEED, start)
+    for name in table()["deepspeed"]["read"]:
+        block, _, key = name.partition(".")
+        if block not in table()["deepspeed"]["models"]:  # else above
+            value: Any = {key.partition(".")[0]: 3} if key else 3
+            assert outcome(DEEPSPEED, {**start, block: value}) != outcome(DEEPSPEED, start), name
 
 
-@pytest.mark.parametrize("name", table()["deepspeed"]["removed"])
-def test_each_key_that_deepspeed_has_removed_is_refused(name):
-    block, _, key = name.rpartition(".")
-    config = {"zero_optimization": {"stage": 2}}
-    config = {**config, key: {}} if not block else {block: {"stage": 2, key: 1}}
-    assert any(name in fault for fault in check_deepspeed(config).faults)
+def test_each_key_that_deepspeed_has_removed_is_refused():
+    for name in table()["deepspeed"]["removed"]:
+        block, _, key = name.rpartition(".")
+        config: dict[str, Any] = {"zero_optimization": {"stage": 2}}
+        config = {**config, key: {}} if not block else {block: {"stage": 2, key: 1}}
+        assert any(name in fault for fault in check_deepspeed(config).faults), name
 
 
 def of_blocks() -> Iterator[tuple[str, str, Any]]:
@@ -198,17 +189,16 @@ def of_blocks() -> Iterator[tuple[str, str, Any]]:
             yield from ((block, name, value) for value in other(field))
 
 
-@pytest.mark.parametrize(
-    ("block", "name", "value"), [pytest.param(*one, id=one[1]) for one in of_blocks()]
-)
-def test_each_key_of_accelerates_blocks_changes_something(block, name, value):
-    base: dict[str, Any] = {
-        "deepspeed_config": DEEPSPEED, "fp8_config": {**FSDP, "mixed_precision": "fp8"},
-        "megatron_lm_config": {"distributed_type": "MEGATRON_LM", "num_processes": 2},
-    }.get(block, FSDP)  # fmt: skip
-    value = "1" if name == "fsdp_version" else value  # the base has 2
-    changed = {**base, block: {**base.get(block, {}), name: value}}
-    assert outcome(changed, None) != outcome({**base, block: base.get(block, {})}, None)
+def test_each_key_of_accelerates_blocks_changes_something():
+    for block, name, other_value in of_blocks():
+        base: dict[str, Any] = {
+            "deepspeed_config": DEEPSPEED, "fp8_config": {**FSDP, "mixed_precision": "fp8"},
+            "megatron_lm_config": {"distributed_type": "MEGATRON_LM", "num_processes": 2},
+        }.get(block, FSDP)  # fmt: skip
+        value = "1" if name == "fsdp_version" else other_value  # the base has 2
+        changed = {**base, block: {**base.get(block, {}), name: value}}
+        plain = {**base, block: base.get(block, {})}
+        assert outcome(changed, None) != outcome(plain, None), (block, name)
 
 
 VALUES = {
@@ -221,10 +211,10 @@ VALUES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", table()["accelerate"]["file"])
-def test_each_key_of_accelerates_file_changes_something(name):
-    changed = {**FSDP, name: VALUES.get(name, "something")}
-    assert outcome(changed, None) != outcome(FSDP, None)
+def test_each_key_of_accelerates_file_changes_something():
+    for name in table()["accelerate"]["file"]:
+        changed = {**FSDP, name: VALUES.get(name, "something")}
+        assert outcome(changed, None) != outcome(FSDP, None), name
 
 
 def test_a_key_that_accelerate_does_not_know_is_refused_as_accelerate_does():
@@ -273,6 +263,15 @@ def test_a_mesh_is_read_as_its_sizes_say(name, tmp_path):
     block = {f"parallelism_config_{key}": size for key, size in sizes.items()}
     content = {**FSDP, **RANKS, "mixed_precision": "bf16", "parallelism_config": block}
     (tmp_path / "a.yaml").write_text(json.dumps(content))
-    assert reading(files.read([tmp_path / "a.yaml"]), "pixart-sigma").recipe.startswith(recipe)
+    assert reading(files.read([tmp_path / "a.yaml"]), "DiT-S/4").recipe.startswith(recipe)
     with pytest.raises(BadInput, match="--gpus 4"):
-        reading(files.read([tmp_path / "a.yaml"]), "pixart-sigma", 8)
+        reading(files.read([tmp_path / "a.yaml"]), "DiT-S/4", 8)
+
+
+def test_the_table_is_what_the_libraries_classes_say():
+    code = "import json; from docs.make.launch_keys import made; print(json.dumps(made()))"
+    run = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    found = json.loads(run.stdout.splitlines()[-1])
+    assert found == json.loads(PATH.read_text()), "run python -m docs.make.launch_keys"

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from harness import cli
-from harness.planner import pool, verdict
+from harness.planner import verdict
 from harness.planner.verdict import Uncounted
 from harness.system import cards
-from tests.made.predictions import asked, prediction
+from tests.made.predictions import asked, made_up, prediction
 
 FILES = Path(__file__).parent / "trainers"
 
@@ -19,20 +19,15 @@ FILES = Path(__file__).parent / "trainers"
 def sizes(monkeypatch):
     """Predictions of as many GiB as the list's one item."""
     found = [1.0]
-    monkeypatch.setattr(
-        pool, "predict_all", lambda rows, folder, **more: [prediction(found[0]) for _ in rows]
-    )
+    made_up(monkeypatch, lambda row: found[0])
     monkeypatch.setenv("COLUMNS", "400")
     return found
 
 
-@pytest.mark.parametrize(
-    ("size", "errs", "sure"),
-    [
-        *((size, errs, False) for size, errs in ((1, "more"), (1, ""), (90, "less"), (90, ""))),
-        *((size, errs, True) for size, errs in ((1, "less"), (90, "more"))),
-    ],
-)
+@pytest.mark.parametrize(("size", "errs", "sure"), [
+    *((size, errs, False) for size, errs in ((1, "more"), (1, ""), (90, "less"), (90, ""))),
+    *((size, errs, True) for size, errs in ((1, "less"), (90, "more"))),
+])  # fmt: skip
 def test_a_verdict_is_sure_only_if_what_is_left_out_cannot_turn_it(size, errs, sure):
     fit = verdict.judge(asked("ddp"), prediction(size), cards.find("RTX-4090"))
     assert fit.verdict == ("fits" if size == 1 else "no")

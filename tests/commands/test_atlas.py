@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import json
 import re
 import shutil
@@ -11,10 +10,10 @@ import subprocess
 import pytest
 
 from harness import cli
-from harness.planner import overhead, pool, records
+from harness.planner import overhead, pool
 from harness.planner.atlas.page import HEADS, MOST
 from harness.prediction import Prediction
-from tests.made.predictions import prediction
+from tests.made.predictions import made_up
 
 WORDS = ["atlas", "--models", "flux-dev", "--cards", "RTX-4090", "80GiB", "--gpus", "1", "8"]
 
@@ -24,18 +23,15 @@ def told(monkeypatch, tmp_path) -> list[str]:
     """Recipes that were predicted: 20 GiB of adapters, 60 of all weights, less where sharded."""
     asked: list[str] = []
 
-    def predict_all(rows, folder, **more):
-        asked.extend(str(row.recipe) for row in rows)
-        return [of(row) for row in rows]
-
-    def of(row) -> Prediction:
+    def of(row) -> float | Prediction:
+        asked.append(str(row.recipe))
         if "qlora" in str(row.recipe):
             return Prediction(recipe="", device="cuda", method="none", reason="packed")
         larger = row.subject.data.sample_shape[0] / 4096 - 1
         need = (20 if "frozen_weights" in row.launch.traits else 60) + 2 * larger
-        return prediction(need / (3 if "split_parameters" in row.launch.traits else 1))
+        return need / (3 if "split_parameters" in row.launch.traits else 1)
 
-    monkeypatch.setattr(pool, "predict_all", predict_all)
+    made_up(monkeypatch, of)
     monkeypatch.setattr(pool, "default_folder", lambda: tmp_path / "kept")  # no record counts
     return asked
 
@@ -74,50 +70,12 @@ def test_each_cell_has_the_fastest_that_fits_or_the_nearest(told, tmp_path):
     assert adapted["Sample"] == "1024x1024"
 
 
-def test_cards_of_a_kind_share_their_predictions_and_an_atlas_resumes(
-    tmp_path, monkeypatch, capsys
-):
-    monkeypatch.setattr(pool, "default_folder", lambda: tmp_path / "kept")
-    asked = []
-
-    def each(rows, *how):
-        asked.extend(rows)
-        yield from ((index, prediction(20)) for index, _ in enumerate(rows))
-
-    monkeypatch.setattr(pool, "_each", each)
-    words = ["atlas", "--models", "flux-dev", "--cards", "RTX-4090", "A100-80GB", "--gpus", "1",
-             "--out", str(tmp_path / "out")]  # fmt: skip
-    assert cli.main(words) == 0
-    first = capsys.readouterr().out
-    assert first.startswith("flux-dev  model 1 of 1\n")
-    assert asked and "predicting; a line a minute" in first
-    assert len({str(row.recipe) for row in asked}) == len(asked)
-    made = len(asked)
-    assert cli.main(words) == 0
-    assert len(asked) == made and "predicting" not in capsys.readouterr().out
-
-
 def test_what_does_not_fit_is_the_nearest_and_marked(told, tmp_path):
     words = [*WORDS[:4], "12GiB", "--gpus", "1", "--out", str(tmp_path)]
     assert cli.main(words) == 0
     rows = rows_in(tmp_path)
     assert [row["Fits"] for row in rows] == ["yes", "no"]
     assert rows[1]["Needs GiB"] == needed(20, "zero3") and "zero3" in rows[1]["Recipe"]
-
-
-def test_the_page_filters_by_itself_and_says_what_it_rests_on(told, tmp_path):
-    assert cli.main([*WORDS, "--out", str(tmp_path)]) == 0
-    page = (tmp_path / "atlas.html").read_text()
-    assert "http" not in page and "src=" not in page and page.count("<select") == 5
-    assert "no measured rate of a card is in them" in page and "accuracy.md" in page
-    filters = re.findall(r'<select id="(\w+)"', page)
-    assert filters == ["Model", "Training", "GPUs", "Card", "Fits"]
-    given = data(page)
-    assert given["heads"] == list(HEADS) and len(given["lines"]) == 8
-    assert set(filters) | set(given["plain"]) | set(given["words"]) <= set(HEADS)
-    script = page[page.rindex("<script>") :]
-    ids = set(re.findall(r'id="(\w+)"', page))
-    assert set(re.findall(r"at\('(\w+)'\)", script)) <= ids, "the script looks for none in vain"
 
 
 @pytest.mark.usefixtures("sure")
@@ -157,60 +115,11 @@ def test_a_browser_answers_the_question_of_the_address(told, tmp_path):
     assert shown("Model=none") == shown(""), "what is not there is not chosen"
 
 
-def test_cells_of_records_have_no_prediction_of_this_machine(told, tmp_path, monkeypatch):
-    monkeypatch.setattr(pool, "cached", lambda *given: pytest.fail("the cache was read"))
-    monkeypatch.setattr(records, "find", lambda *given: prediction(9))
-    words = [*WORDS[:4], "80GiB", "--gpus", "1", "--recorded", "--out", str(tmp_path)]
-    assert cli.main(words) == 0 and told == []
-    rows = rows_in(tmp_path)
-    assert len(rows) == 2
-    monkeypatch.setattr(records, "find", lambda *given: None)
-    assert cli.main(words) == 0
-    assert rows_in(tmp_path) == rows, "records of other code leave the files as they are"
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["--models", "flux-def"], "which is not a public model; did you mean"),
-        (["--models", "flux-dev", "--cards", "H100"], "is several cards"),
-        (["--models", "flux-dev", "--gpus", "0"], "give --gpus at least 1"),
-    ],
-)
+@pytest.mark.parametrize(("words", "said"), [
+    (["--models", "flux-def"], "which is not a public model; did you mean"),
+    (["--models", "flux-dev", "--cards", "H100"], "is several cards"),
+    (["--models", "flux-dev", "--gpus", "0"], "give --gpus at least 1"),
+])  # fmt: skip
 def test_what_is_not_there_is_refused_before_anything_starts(words, said, told, tmp_path, capsys):
     assert cli.main(["atlas", *words, "--out", str(tmp_path / "out")]) == 2
     assert said in capsys.readouterr().err and told == [] and not (tmp_path / "out").exists()
-
-
-SORTED = """<script>addEventListener('load', () => {
-  const head = document.querySelector('th[data-sort="Needs GiB"]');
-  const said = [];
-  for (let turn = 0; turn < 2; turn += 1) {
-    head.querySelector('button').click();
-    const at = [...head.parentNode.children].indexOf(head);
-    const cells = [...document.querySelectorAll('#rows tr')].map(row => row.children[at]);
-    const values = cells.map(cell => parseFloat(cell.textContent)).filter(value => value > 0);
-    said.push([head.getAttribute('aria-sort'), values]);
-  }
-  said.push(document.documentElement.scrollWidth);
-  document.title = JSON.stringify(said);
-});</script></body>"""
-"""Click a head twice; tell the order of its cells, and the page's width."""
-
-
-@pytest.mark.thorough
-@pytest.mark.skipif(not shutil.which("chromium"), reason="chromium is not installed")
-def test_a_head_sorts_and_a_phone_shows_the_page_whole(told, tmp_path):
-    assert cli.main([*WORDS, "--out", str(tmp_path)]) == 0
-    asked = tmp_path / "asked.html"
-    text = (tmp_path / "atlas.html").read_text("utf-8")
-    asked.write_text(text.replace("</body>", SORTED), "utf-8")
-    words = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--window-size=400,800"]
-    done = subprocess.run(
-        [*words, "--dump-dom", f"file://{asked}"], capture_output=True, text=True, timeout=120
-    )
-    told = json.loads(html.unescape(re.search(r"<title>(.*?)</title>", done.stdout)[1]))
-    (first, rising), (second, falling), width = told
-    assert (first, second) == ("ascending", "descending") and len(rising) > 4
-    assert rising == sorted(rising) and falling == sorted(falling, reverse=True)
-    assert width <= 500, "the least width that this browser gives a window"

@@ -29,7 +29,6 @@ INSTALL = "pip install 'headroom-dit[run]'"
 FLUX = "--model flux-dev --gpu RTX-4090"
 QLORA = "single+bf16_pure+qlora:rank=16+checkpoint"
 RESULTS = ROOT / "docs/results/cpu-2-cores-default"
-MOST_BYTES = 30e6
 OOM = (
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total "
     "capacity of 23.53 GiB of which 1.20 GiB is free. Process 1234 has 22.30 GiB memory in use. Of "
@@ -84,37 +83,26 @@ def started(clean: Path, folder: Path, words: list[Any], **more: Any) -> Any:
 
 
 LIGHT = {
-    f"plan {FLUX} --json -": "searches",
-    f"plan {FLUX} --check --recipes {QLORA} --json -": "rows",
-    "plan --gpus 8 --gpu A100-80GB --json plan.json": "",
-    f"plan {FLUX} --gpus 1 2": "",
+    f"plan {FLUX} --json -": "searches", f"plan {FLUX} --check --recipes {QLORA} --json -": "rows",
+    "plan --gpus 8 --gpu A100-80GB --json plan.json": "", f"plan {FLUX} --gpus 1 2": "",
     "export zero2+bf16+checkpoint --gpus 8 --gpu RTX-4090 --json -": "trainers",
     "oom oom.txt --json -": "memory",
     f"oom oom.txt {FLUX} --recipe single+bf16_pure+lora:rank=16 --json -": "changes",
-    "list --json -": "absent",
-    "list zero2": "",
-    "list models --json -": "rows",
-    "list cards --json -": "rows",
-    "list suites --json -": "rows",
-    "report measured --json -": "report",
-    "compare measured measured --json -": "changes",
-    "lint --json -": "rows",
-    "--help": "",
-    **{f"{command} --help": "" for command in cli.COMMANDS},
-}
+    "list --json -": "absent", "list zero2": "", "list models --json -": "rows",
+    "list cards --json -": "rows", "list suites --json -": "rows",
+    "report measured --json -": "report", "compare measured measured --json -": "changes",
+    "lint --json -": "rows", "--help": "", **{f"{command} --help": "" for command in cli.COMMANDS},
+}  # fmt: skip
 """Command -> a field of its answer, if it is asked for."""
 LACKING = {
     "run --suite smoke": f"run needs torch, accelerate, numpy, PIL; {INSTALL}",
-    "train --recipe single": f"train needs torch, accelerate, numpy, PIL; {INSTALL}",
     "doctor": f"doctor needs torch, accelerate, numpy, PIL; {INSTALL}",
     f"plan {FLUX} --fresh": INSTALL,
     "plan --cpu": f"it is not recorded, and tracing it needs torch and accelerate; {INSTALL}",
     "plan --model DiT-S/4 --gpu RTX-4090": "The nearest recorded one: headroom plan --recipes",
-    "plan --model DiT-S/4 --gpu RTX-4090 --largest batch": "The nearest recorded one: headroom",
     "plan --model DiT-S/4 --gpu RTX-4090 --advise --recipes single": "The nearest recorded one",
     f"plan {FLUX} --resolution 768": "--model flux-dev --gpus 1 --gpu RTX-4090",
     "plan --model mine.py:make --gpu RTX-4090": "No module named 'torch'",
-    "test": "invalid choice",
 }  # fmt: skip
 """Command that needs an extra, or what nothing has -> a part of its one line."""
 
@@ -179,13 +167,6 @@ def test_the_wheel_has_all_data_files(wheel: Path) -> None:
     assert names | ours == {name for name in packed if ".dist-info/" not in name}
 
 
-def test_the_installation_is_small(clean: Path, told) -> None:
-    """With the compiled modules of what ran; Python itself, which it links, is not counted."""
-    files = [path for path in clean.glob("lib/**/*") if path.is_file()]
-    assert sum(path.stat().st_size for path in files) < MOST_BYTES
-    assert not any("torch" in path.parts or "numpy" in path.parts for path in files)
-
-
 @pytest.fixture
 def locked(tmp_path: Path) -> Iterator[Path]:
     folder = tmp_path / "locked"
@@ -248,6 +229,7 @@ def test_the_page_for_agents_names_commands_and_fields_that_exist(told) -> None:
 EXAMPLE = ROOT / "docs/examples/library.py"
 
 
+@pytest.mark.thorough
 def test_the_example_of_the_library_runs(tmp_path: Path) -> None:
     words = [sys.executable, str(EXAMPLE), str(tmp_path / "own")]
     env = {**os.environ, "PYTHONPATH": str(ROOT)}

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import functools
 import io
 from collections.abc import Callable
 from typing import Any
 
 from rich.console import Console
 
-from harness.commands.progress import LiveLine, Predictions, Progress, Waiting, during
+from harness.commands.progress import LiveLine, Progress
 from harness.result import Result, Status
 from harness.spec import Spec
-from tests.made.predictions import prediction
 from tests.made.results import ok
 
 
@@ -60,18 +58,6 @@ def test_a_log_gets_a_line_an_event() -> None:
     assert len(lines) == 8
 
 
-def test_the_rest_counts_only_rows_that_will_run() -> None:
-    progress, _, now = watch(terminal=False)
-    progress.begin_suite("mine", list("abcd"), [True, True, False, True])
-    progress.begin_run("a", None)
-    assert progress.rest_seconds() is None
-    now.seconds = 10
-    progress.end_run(ok("ddp"))
-    progress.begin_run("b", None)
-    now.seconds = 14
-    assert progress.rest_seconds() == 6 + 10
-
-
 def test_one_live_line_on_a_terminal() -> None:
     progress, out, now = watch(terminal=True)
     recipe = "zero3_offload+bf16+checkpoint+accumulate:steps=4+adamw:impl=foreach+ema:place=cpu"
@@ -86,56 +72,3 @@ def test_one_live_line_on_a_terminal() -> None:
     progress.stop()
     assert progress.live is None
     assert "200.0 ms a step" in out.getvalue()
-
-
-def test_a_wait_names_its_step_once_in_a_log_and_always_on_a_terminal() -> None:
-    for terminal in (False, True):
-        waiting, out, now = watch(terminal, functools.partial(Waiting, name="machine", expected=90))
-        with waiting:
-            for step in ("loading torch", "compiling cpu_adam", "", "compiling cpu_adam"):
-                waiting.tell(step)
-            now.seconds = 30
-            line = "machine  30 s  about 1 min 00 s left: compiling cpu_adam"
-            assert waiting.line().plain == line
-        assert waiting.live is None
-        if not terminal:
-            lines = out.getvalue().splitlines()
-            assert lines == ["machine: loading torch", "machine: compiling cpu_adam"]
-
-
-def test_kept_predictions_do_not_count_in_the_time_left() -> None:
-    predictions, _, now = watch(True, Predictions)
-    predictions.begin(["a", "b", "c", "d"], "", {0, 1})
-    predictions.done(0, prediction(1))
-    assert predictions.rest_seconds() is None
-    now.seconds = 8
-    predictions.done(2, prediction(1))
-    assert predictions.rest_seconds() == 8
-    assert predictions.line().plain == "[1/2] predicting  8 s  about 8 s left  c"
-    predictions.stop()
-    assert predictions.live is None
-
-
-def test_a_log_has_a_line_before_the_first_prediction_and_then_one_a_minute() -> None:
-    predictions, out, now = watch(False, Predictions)
-    told = []
-    for names, why in [(["ddp", "kept"], "")] * 9 + [(["hsdp", "fsdp2"], "None fits; trying: ")]:
-        with during(predictions, names, why, {1} if "kept" in names else ()):
-            told.append(len(out.getvalue().splitlines()))
-            for index in range(len(names)):
-                now.seconds += 4.0
-                predictions.done(index, prediction(1))
-    assert out.getvalue().splitlines() == [
-        "predicting; a line a minute",
-        "[1/1] predicting  4 s  ddp",
-        "None fits; trying",
-    ]
-    assert told[0] == 1, "it comes before any prediction has ended"
-
-
-def test_predictions_of_earlier_calls_leave_no_line() -> None:
-    predictions, out, _ = watch(False, Predictions)
-    with during(predictions, ["ddp", "zero2"], "None fits; trying changes: ", {0, 1}):
-        predictions.done(0, prediction(1))
-        predictions.done(1, prediction(1))
-    assert out.getvalue() == ""

@@ -8,8 +8,6 @@ import functools
 import json
 import re
 import shlex
-import subprocess
-import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +16,7 @@ from typing import Any
 import pytest
 import yaml
 
-from harness import ROOT, cli
+from harness import cli
 from harness.planner import verdict
 from harness.planner.adapters.zero import NVME_BLANK
 from harness.planner.export import rules, settled, trainers
@@ -106,13 +104,6 @@ def test_groups_of_ranks_and_what_is_kept_gathered_are_in_words_of_fsdp2():
         assert "fsdp_sharding_strategy" not in block
 
 
-@pytest.mark.parametrize("recipe", possible([r for r in RECIPES if "fp" in r or "16" in r]))
-def test_accelerate_s_word_for_the_precision_is_the_strategy_s(recipe):
-    resolved = asked(recipe)
-    given = resolved.recipe.accelerator_kwargs(resolved.launch)
-    assert settled.mixed_precision(resolved) == given["mixed_precision"]
-
-
 def test_what_only_the_user_knows_is_a_blank_that_is_named():
     found = made("zero3_nvme")
     (key,) = found.blanks
@@ -134,50 +125,7 @@ def test_sixteen_bit_weights_are_kept_as_the_strategy_settles_them():
     assert half == {"enabled": True, "loss_scale": 0, "initial_scale_power": 10}
 
 
-@pytest.mark.thorough
-def test_buffers_are_sized_by_what_an_adapter_leaves_to_be_trained(monkeypatch):
-    """In the process of its own that an export starts, and not in a fork as in other tests."""
-    monkeypatch.setattr(settled, "subprocess", subprocess)
-    resolved = asked("zero3+lora:rank=4")
-    module = resolved.subject.make()
-    named = dict(module.named_modules())
-    layers = [named[name] for name in resolved.subject.linears]
-    wanted = sum(4 * (layer.in_features + layer.out_features) for layer in layers)
-    assert settled.trained_sizes(resolved).total == wanted < resolved.subject.sizes.total
-
-
 # ---- other trainers ----
-
-
-def test_a_parameter_that_no_rule_was_written_for_is_not_claimed():
-    launch = asked("single").launch
-    table = trainers.table("diffusers")["strategies"]["checkpoint"]
-    known, usual = {"every": 1, "keep": "segments"}, {"every": 1, "keep": "segments"}
-    assert rules.fitting(table, known, launch, usual)
-    share = {**known, "share": 0.5}
-    assert rules.fitting(table, share, launch, {**usual, "share": 1.0}) is None
-
-
-KEYS = {*rules.CONDITIONS, "options", "launch", "files", "start", "times", "most", "share"}
-KEYS |= {"note", "lacks"}
-"""Keys of a rule."""
-
-
-@pytest.mark.parametrize("name", trainers.known())
-def test_a_table_names_what_it_was_read_from_and_known_strategies(name):
-    table = trainers.table(name)
-    assert len(table["commit"]) == 40 and table["read"] and table["version"]
-    absent, settings = table.get("absent", {}).values(), table["settings"].values()
-    rules = [*table["strategies"].values(), *settings, *absent, table["sharding"]]
-    assert {key for some in rules for rule in some for key in rule} <= KEYS
-    told, none = set(table["strategies"]), set(table["none"])
-    assert not told & none and told | none <= set(CATALOG)
-    assert set(table["settings"]) <= set(trainers.SETTINGS)
-    text = (Path(trainers.__file__).with_name("trainers") / f"{name}.yaml").read_text()
-    lacked = {what for what, some in table["settings"].items() if "lacks" in some[-1]}
-    for number in ("micro_batch", "accumulation", "learning_rate", "betas", "weight_decay", "clip"):
-        written = f"${number.replace('betas', 'beta1')}" in text
-        assert written or number in lacked, f"nothing is said of {number}"
 
 
 @pytest.mark.parametrize("recipe", possible(RECIPES))
@@ -201,12 +149,6 @@ def test_nothing_of_a_recipe_is_left_out_in_silence(recipe):
                 assert rule["launch"] == {"--mixed_precision": settled.mixed_precision(resolved)}
 
 
-def test_an_option_that_nobody_looked_for_is_named():
-    made_up = trainers.Translation({"version": "1.2"})
-    made_up.add("block_swap", None, {})
-    assert made_up.lacks == [("block_swap", "not looked up in 1.2")]
-
-
 @pytest.mark.parametrize("name", trainers.EXPORTED)
 def test_traps_of_other_trainers_are_stepped_around(name):
     """No clipping, betas, adapters: each trainer spells them in its own, dangerous way."""
@@ -226,13 +168,6 @@ def test_a_trainer_that_cannot_shard_is_not_started_with_the_sharding_s_file():
     starts = {each.trainer["title"]: each.start for each in made("zero2+lora").translations}
     assert "accelerate.yaml" not in starts["musubi-tuner"] + starts["SimpleTuner"]
     assert str(FOLDER / "accelerate.yaml") in starts["diffusers' training scripts"]
-
-
-def test_a_model_that_a_trainer_knows_has_its_script():
-    table = trainers.table("musubi-tuner")["models"]
-    assert (
-        "wan_train_network.py" in table["wan2.1-14b"]["lora"] and "full" not in table["wan2.1-14b"]
-    )
 
 
 # ---- the command ----
@@ -256,18 +191,10 @@ def test_the_command_says_what_was_written_and_what_is_left(tmp_path, capsys, mo
     assert max(map(len, text.splitlines()[:-1])) <= 80
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["ddp+zero3", *CARD],
-        ["ddp+lora+prune", *CARD],
-        ["ddp+bf16", "--gpu", "V100"],
-        ["ddp+chekpoint", *CARD],
-        ["ddp", *CARD, "--global-batch", "7"],
-        ["ddp", *CARD, "--model", "DiT-XXL/2"],
-        ["ddp", "--gpu", "A1000000"],
-    ],
-)
+@pytest.mark.parametrize("words", [
+    ["ddp+zero3", *CARD], ["ddp+bf16", "--gpu", "V100"], ["ddp+chekpoint", *CARD],
+    ["ddp", *CARD, "--global-batch", "7"],
+])  # fmt: skip
 def test_what_a_plan_refuses_is_refused_in_its_words(words, tmp_path, capsys):
     assert cli.main(["export", *words, "--out", str(tmp_path / "out")]) == 2
     said = capsys.readouterr().err
@@ -277,16 +204,10 @@ def test_what_a_plan_refuses_is_refused_in_its_words(words, tmp_path, capsys):
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize(
-    ("recipe", "gpus", "told"),
-    [
-        ("fsdp2+tp:ranks=2", 4, "tp_size"),
-        ("ddp+sp:ranks=2", 4, "sp_size"),
-        ("pp:stages=2", 2, "no stages"),
-        ("model_parallel:stages=2", 2, "no stages"),
-        ("fsdp2:reshard=2", 4, "reshard is 2"),
-    ],
-)
+@pytest.mark.parametrize(("recipe", "gpus", "told"), [
+    ("fsdp2+tp:ranks=2", 4, "tp_size"), ("ddp+sp:ranks=2", 4, "sp_size"),
+    ("pp:stages=2", 2, "no stages"), ("fsdp2:reshard=2", 4, "reshard is 2"),
+])  # fmt: skip
 def test_what_cuts_a_model_in_code_is_refused_by_name(recipe, gpus, told, tmp_path, capsys):
     out = tmp_path / "out"
     words = ["export", recipe, *CARD, "--gpus", str(gpus), "--global-batch", "8"]
@@ -349,17 +270,6 @@ def test_an_export_is_of_what_was_planned_for_every_preset_and_card():
     assert {tuple(card) for _, card in pairs} == set(map(tuple, cards_))
 
 
-def test_the_files_hold_what_was_planned(tmp_path):
-    words = ["--model", "DiT-S/4:depth=2", "--gpus", "4", "--gpu", "A100-80GB"]
-    words += ["--global-batch", "24", "--resolution", "512"]
-    recipe = "zero2+bf16+checkpoint+accumulate:steps=3"
-    row, gpu = planned(["plan", "--recipes", recipe, *words])
-    command = export_command(verdict.cannot(row, gpu, ""))
-    assert cli.main([*shlex.split(command)[1:], "--out", str(tmp_path)]) == 0
-    config = json.loads((tmp_path / "deepspeed.json").read_text())
-    assert config["train_batch_size"] == 24 == row.spec.global_batch
-
-
 def test_several_machines_are_in_the_launch_file_and_their_ranks_are_blanks(tmp_path, capsys):
     words = ["--gpus", "16", "--nodes", "4", *CARD, "--out", str(tmp_path)]
     assert cli.main(["export", "fsdp2+bf16", *words]) == 0
@@ -375,12 +285,3 @@ def test_an_unknown_trainer_is_named_before_anything_is_written(tmp_path, capsys
     assert cli.main(words) == 2
     assert "did you mean 'musubi-tuner'" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
-
-
-def test_an_export_needs_no_torch(tmp_path):
-    words = ["export", "zero3+fp16+accumulate", *CARD, "--out", str(tmp_path)]
-    code = (
-        f"import sys; from harness import cli; cli.main({words}); sys.exit('torch' in sys.modules)"
-    )
-    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
-    assert (tmp_path / "accelerate.yaml").exists()

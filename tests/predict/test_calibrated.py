@@ -17,7 +17,7 @@ from harness.planner.speed.roofline import SPREAD
 from harness.prediction import Work
 from harness.system import cards
 from strategies.base import BadInput
-from tests.made.calibrations import CEILINGS, CPU, GIB, H200, MIB, made, row, rows
+from tests.made.calibrations import CPU, GIB, H200, MIB, made, row, rows
 from tests.made.predictions import asked, prediction
 
 
@@ -74,24 +74,6 @@ def test_each_kind_of_work_takes_what_was_measured():
     assert sent == pytest.approx(2e-5 + 7e9 / 300e9)
 
 
-def test_attention_is_as_fast_as_at_its_number_of_tokens():
-    longer = dataclasses.replace(CEILINGS.attention[0], tokens=4096, rate=600e12)
-    short = dataclasses.replace(CEILINGS.attention[0], rate=300e12)
-    on = card(made(rows=[], ceilings=dataclasses.replace(CEILINGS, attention=[longer, short])))
-
-    def rate(tokens: int, phase: str = "forward") -> float:
-        channels = 2**30 // tokens
-        numbers, products = (4, 4) if phase == "forward" else (8, 10)
-        flops, size = products * tokens**2 * channels, 2 * numbers * tokens * channels
-        return flops / one("attention", on=on, flops=flops, bytes=size, phase=phase).compute
-
-    assert rate(512) == pytest.approx(375e12) and rate(1024) == pytest.approx(450e12)
-    assert rate(1024, "backward") == pytest.approx(450e12)
-    assert rate(16384) == pytest.approx(600e12)
-    found = rates.rates(on, 1)
-    assert found.attention("bfloat16", tokens=64) == pytest.approx(300e12)
-
-
 def host_bound(scatter: float = 0.0) -> list:
     """Rows of a GPU at 1.25 times its ceilings, beside two whose host takes 40 us an operation."""
     device = [dataclasses.replace(one, operations=1000) for one in rows(1.25, scatter)]
@@ -113,41 +95,6 @@ def test_rows_that_wait_for_the_host_tell_its_speed_and_not_the_card_s():
     assert one("product", on=on, flops=10**15).overhead == 0
     without = store.applied(made(rows=rows(1.25, 0.02))).fitted
     assert without.host == 0 and without.factors["compute"] == pytest.approx(1.25, rel=0.03)
-
-
-def test_rows_of_the_card_alone_tell_nothing_of_the_host():
-    device = [dataclasses.replace(one, operations=1000) for one in rows(1.25, 0.02)]
-    fit = store.applied(made(rows=device)).fitted
-    assert fit.host == 0 and fit.rows == len(device)
-
-
-def test_the_host_s_time_is_the_measured_one_if_a_row_shows_it():
-    assert roofline.issue_seconds(card(made(rows=host_bound()))) == pytest.approx(40e-6)
-    assert roofline.issue_seconds(card(made(rows=[]))) == rates.ISSUE
-    assert roofline.issue_seconds(card(made(rows=rows()))) == 0, "no row shows the host"
-
-
-def test_what_was_not_measured_stays_typical():
-    typical, plain = rates.of_device(H200), card(made(rows=[]))
-    half = {"flops": 10**15, "dtype": "float16"}
-    assert one("product", **half) == one("product", on=typical, **half)
-    assert one("nvme", bytes=10**9) == one("nvme", on=typical, bytes=10**9)
-    far = one("collective", 64, bytes=10**9).communication
-    assert far == one("collective", 64, on=typical, bytes=10**9).communication
-    assert plain.flops("bfloat16") == typical.flops("bfloat16")
-
-
-def test_products_of_float8_go_at_their_own_rate_or_at_bfloat16_s_measured_share():
-    new, old = cards.find("H100-80GB"), cards.find("A100-80GB")
-    assert new.flops("float8") == 1979e12 and old.flops("float8") == old.flops("bfloat16")
-    typical = rates.Rates(gpu=new)
-    assert typical.product("float8") == 0.54 * 1979e12
-    half = {"bfloat16": 0.5 * 989e12}
-    assert rates.Rates(gpu=new, products=half).product("float8") == pytest.approx(0.5 * 1979e12)
-    known = {**half, "float8": 3e14}
-    assert rates.Rates(gpu=new, products=known).product("float8") == 3e14
-    slow = rates.Rates(gpu=old, products={"bfloat16": 1e14})
-    assert slow.product("float8") == pytest.approx(1e14)
 
 
 def test_processes_share_a_cpu_and_hide_nothing_behind_it():
@@ -256,24 +203,11 @@ def test_a_plan_for_this_cpu(kept, capsys, monkeypatch):
     assert "Calibrated: Intel" in planned(capsys, monkeypatch, "--cpu", "--global-batch", "8")
 
 
-def test_a_calibration_of_another_torch_is_used_and_marked(kept, capsys, monkeypatch):
-    keep(made(device=dataclasses.replace(H200, torch="2.11.0")), kept)
-    found = planned(capsys, monkeypatch, "--gpu", "H200")
-    assert "Calibrated: NVIDIA H200" in found and "(here torch 2.13.0)" in found
-
-
 def test_a_calibration_of_a_cpu_is_none_of_a_gpu(tmp_path, capsys):
     made(CPU).write(tmp_path / "cpu.json")
     words = ["plan", "--gpu", "H200", "--calibration", str(tmp_path / "cpu.json")]
     assert cli.main(words) == 2
     assert "is of Intel(R) Xeon(R) Processor, 2 cores; give one of" in capsys.readouterr().err
-
-
-def test_the_rates_of_a_made_card_are_those_it_was_made_with():
-    found = rates.rates(card(), 4)
-    assert found.product("bfloat16") == 600e12 and found.product("bfloat16", depth=1e4) == 800e12
-    assert found.streaming(MIB) == CEILINGS.streams[0].rate  # smaller than all: the smallest's
-    assert found.host == 100e9 and found.to_host == 45e9 and found.launch == 3e-6
 
 
 def test_rows_that_only_wait_for_others_do_not_set_the_pace_of_computing():

@@ -18,7 +18,6 @@ from harness.planner.explore import Option, Proof, best_of, dominates, option_of
 from harness.planner.plan.candidates import asked_for
 from harness.planner.plan.command import add_arguments
 from harness.planner.plan.lattice import Point
-from harness.planner.plan.table import MOST, shortened
 from harness.planner.plan.tracing import recorded
 from harness.planner.verdict import Fit
 from harness.prediction import Prediction
@@ -26,10 +25,10 @@ from harness.resolve import Resolved
 from harness.system import cards
 from strategies.base import Slot
 from tests.made.lattices import FLUX, predicted, rows_of
-from tests.made.predictions import GIB
+from tests.made.predictions import GIB, made_up
 
 FEW = 0.25
-"""Most predictions of a search, over the recipes of its lattice."""
+"""Most predictions of a search, over the recipes of its lattice: each is a trace."""
 SIZES = (6, 12, 16, 24, 40, 80, 400)
 
 
@@ -127,7 +126,7 @@ def hold(rows: list[Resolved], asked: Asked) -> list[Proof]:
 @pytest.mark.parametrize("tokens", [0.3, 1.0])
 @pytest.mark.parametrize("gpus", [1, 8])
 @pytest.mark.parametrize("size", SIZES)
-def test_no_recipe_of_the_lattice_dominates_the_answer_and_few_are_predicted(size, gpus, tokens):
+def test_no_recipe_of_the_lattice_dominates_the_answer(size, gpus, tokens):
     asked = Asked(cards.of_size(size * GIB), functools.partial(predicted, tokens=tokens))
     rows = rows_of(FLUX, gpus)
     hold(rows, asked)
@@ -194,33 +193,6 @@ def test_every_faster_or_smaller_row_has_its_reason():
     assert said["single+bf16_pure+qlora:rank=16"] == "4-bit weights"
 
 
-def test_a_table_has_ten_rows_and_a_line_of_the_others():
-    asked = Asked(cards.of_size(80 * GIB), functools.partial(predicted, tokens=0.3))
-    fits = asked(rows_of(FLUX, 1))
-    _, proofs = search(rows_of(FLUX, 1), asked.gpu, asked)
-    best = [proof.best for proof in proofs]
-    fits = [next((own for own in best if own.label == fit.label), fit) for fit in fits]
-    shown, lines = shortened(fits, proofs)
-    assert len(shown) == MOST and all(any(fit is one for fit in shown) for one in best)
-    assert any("do not fit" in line for line in lines) and any(
-        "more rows" in line for line in lines
-    )
-
-
-def test_recorded_predictions_settle_a_search_without_another():
-    asked = Asked(cards.of_size(24 * GIB), functools.partial(predicted, tokens=0.3))
-    rows = rows_of(FLUX, 1)
-    some = [row for row in rows if "checkpoint" in str(row.recipe).split("+")]
-    known = {str(row.recipe): fit for row, fit in zip(some, asked(some), strict=True)}
-    asked.names.clear()
-    fits, proofs = search(rows, asked.gpu, asked, lambda row: known.get(str(row.recipe)))
-    assert not asked.names and all(proof.recorded for proof in proofs)
-    assert {fit.label for fit in fits} == set(known)
-    for proof in proofs:
-        alike = [fit for fit in known.values() if Point(fit.resolved).adapted == proof.adapters]
-        assert proof.best is best_of(options_of(alike)).fit
-
-
 RECORDED = ["flux-dev RTX-4090 1", "ltx-2 H100-80GB 1", "ltx-2 RTX-4090 1", "krea-2 RTX-4090 1",
             "flux2-klein-4b RTX-4090 1", "qwen-image RTX-4090 1", "wan2.1-14b RTX-4090 1",
             "DiT-XL/2 A100-80GB 8"]  # fmt: skip
@@ -259,22 +231,6 @@ def test_the_lattice_has_what_people_use():
     assert {one.adapted for one in rows if one.sharding == "fsdp2"} == {True, False}
 
 
-def test_a_card_without_bfloat16_is_planned_in_float16():
-    rows = rows_of(FLUX, 1, half=("fp16",))
-    assert rows and not any("bf16" in str(row.recipe) for row in rows)
-    hold(rows, Asked(cards.find("T4-16GB"), functools.partial(predicted, tokens=0.2)))
-
-
-def test_what_cannot_be_predicted_ends_the_search():
-    none = Prediction(recipe="", device="cuda", method="none", reason="hooks")
-    asked = Asked(cards.of_size(40 * GIB), lambda row: none)
-    fits, proofs = search(rows_of(FLUX, 1), asked.gpu, asked)
-    assert len(fits) <= 2 * (explore.UNTIMED + 1) and [proof.best for proof in proofs] == [
-        None,
-        None,
-    ]
-
-
 def test_recipes_that_cannot_be_predicted_leave_the_others():
     """The first column fails: another is the root, and the answer is the best of the rest."""
     none = Prediction(recipe="", device="cuda", method="none", reason="hooks")
@@ -291,9 +247,7 @@ def test_recipes_that_cannot_be_predicted_leave_the_others():
 
 
 def test_a_plan_prints_its_answers_first_and_writes_them(capsys, monkeypatch, tmp_path):
-    monkeypatch.setattr(
-        pool, "predict_all", lambda rows, *_, **__: [predicted(row, 1.0) for row in rows]
-    )
+    made_up(monkeypatch, lambda row: predicted(row, 1.0))
     monkeypatch.setenv("COLUMNS", "80")
     file = tmp_path / "plan.json"
     words = ["plan", "--model", "flux-dev", "--gpu-memory", "24GiB", "--json", str(file)]
@@ -327,9 +281,7 @@ def test_a_plan_that_is_interrupted_prints_the_best_so_far(capsys, monkeypatch):
 
 
 def test_a_plan_in_which_nothing_fits_shows_by_how_much(capsys, monkeypatch):
-    monkeypatch.setattr(
-        pool, "predict_all", lambda rows, *_, **__: [predicted(row, 2.0) for row in rows]
-    )
+    made_up(monkeypatch, lambda row: predicted(row, 2.0))
     monkeypatch.setenv("COLUMNS", "80")
     assert cli.main(["plan", "--model", "flux-dev", "--gpu-memory", "1GiB"]) == 0
     text = capsys.readouterr().out
@@ -347,11 +299,7 @@ def test_a_plan_in_which_nothing_fits_shows_by_how_much(capsys, monkeypatch):
 @pytest.fixture
 def asked_for_sizes(monkeypatch):
     """Activations in proportion to the micro batch."""
-    monkeypatch.setattr(
-        pool,
-        "predict_all",
-        lambda rows, *_, **__: [predicted(row, 0.3 * row.micro_batch) for row in rows],
-    )
+    made_up(monkeypatch, lambda row: predicted(row, 0.3 * row.micro_batch))
 
 
 @pytest.mark.parametrize("gib", [24, 80])

@@ -245,14 +245,10 @@ def test_every_family_is_extended_only_where_its_blocks_are_treated_alike(model)
             assert told_apart(row) == [], name
 
 
-@pytest.mark.parametrize(
-    ("kind", "part"),
-    [
-        (Checkpoint, "checkpoint:share=0.4"),
-        (BlockSwap, "block_swap:blocks=3"),
-        (Beside, "oft:blocks=0/3"),
-    ],
-)
+@pytest.mark.parametrize(("kind", "part"), [
+    (Checkpoint, "checkpoint:share=0.4"), (BlockSwap, "block_swap:blocks=3"),
+    (Beside, "oft:blocks=0/3"),
+])  # fmt: skip
 def test_a_strategy_that_hides_how_it_treats_blocks_is_seen(kind, part, monkeypatch):
     row = row_of("pixart-sigma", f"single+{part}")
     monkeypatch.setattr(kind, "by_block", Strategy.by_block)

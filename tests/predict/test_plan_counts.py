@@ -1,4 +1,4 @@
-"""``plan --gpus A B C``: a row for each number of GPUs, each the plan of that number alone."""
+"""Plans of several numbers of GPUs (a row each) and of several resolutions (the largest)."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import json
 import pytest
 
 from harness import cli
-from harness.planner import pool
-from tests.made.predictions import prediction
+from tests.made.predictions import GIB, made_up
+from tests.made.publics import MINIATURES
 
 SMALL = ["--model", "DiT-T/4", "--gpu", "H100-80GB"]
 
@@ -17,15 +17,12 @@ SMALL = ["--model", "DiT-T/4", "--gpu", "H100-80GB"]
 def told(tmp_path, monkeypatch):
     """Plan, and return the rows as data. A need is the samples of a GPU, and the ranks, in GiB."""
 
-    def predict_all(rows, folder, *, kind, **more):
-        return [prediction(5 + row.spec.processes / 1024) for row in rows]
-
     def rows(*words: str) -> list[dict]:
         file = tmp_path / "told.json"
         assert cli.main(["plan", *SMALL, *words, "--json", str(file)]) == 0
         return json.loads(file.read_text())["rows"]
 
-    monkeypatch.setattr(pool, "predict_all", predict_all)
+    made_up(monkeypatch, lambda row: 5 + row.spec.processes / 1024)
     return rows
 
 
@@ -48,17 +45,32 @@ def test_a_number_that_cannot_be_is_told_and_the_others_are_planned(told, capsys
     assert first["refused"] and (second["gpus"], second["recipe"]) == (8, "ddp")
 
 
-@pytest.mark.parametrize(
-    "words", ["--check --recipes ddp", "--advise --recipes ddp", "--largest batch", "--nodes 2"]
-)
-def test_what_does_not_go_with_several_is_refused_by_name(words, capsys):
-    assert cli.main(["plan", *SMALL, "--gpus", "1", "8", *words.split()]) == 2
-    said = capsys.readouterr().err
-    assert words.split()[0] in said and "give --gpus one number" in said
+# ---- resolutions, on made-up memory ----
 
 
-@pytest.mark.parametrize("option", ["--scale", "--claims", "--keep", "--regime"])
-def test_an_ended_option_names_its_way_out(option, capsys):
-    with pytest.raises(SystemExit):
-        cli.main(["plan", *SMALL, option, "8"])
-    assert "take " in capsys.readouterr().err
+@pytest.fixture
+def predicted(monkeypatch, sure) -> None:
+    """A GiB an eighth of a side of each latent's area."""
+
+    def need(row):
+        space = row.subject.space
+        return space.height * space.width / 32 + space.text / 1024
+
+    made_up(monkeypatch, need)
+    monkeypatch.setenv("COLUMNS", "120")
+
+
+def plan(memory: str, *more: str) -> int:
+    words = ["plan", "--model", "qwen-image", "--set", MINIATURES["qwen-image"][0]]
+    words += ["--gpu-memory", memory, "--recipes", "single+bf16_pure", *more]
+    return cli.main(words)
+
+
+def test_of_several_resolutions_the_largest_is_planned(predicted, tmp_path, capsys):
+    file, sizes = tmp_path / "plan.json", "64,128,128x64"
+    assert plan("24GiB", "--resolution", sizes, "--text", "5", "--json", str(file)) == 0
+    said = capsys.readouterr().out
+    assert "qwen-image at 128x128, 5 tokens of text" in said and "Samples" not in said
+    found = json.loads(file.read_text())
+    assert [round(row["need_bytes"] / GIB, 1) for row in found["rows"]] == [8.7]
+    assert plan("7GiB", "--resolution", sizes, "--check") == 1

@@ -7,17 +7,14 @@ import dataclasses
 
 import pytest
 
-from harness.planner import verdict
 from harness.planner.plan.candidates import PlanError, asked_for, on_nodes
 from harness.planner.plan.command import add_arguments as plan_arguments
-from harness.planner.plan.table import short_notes
 from harness.planner.speed import rates
 from harness.planner.speed.rates import COLLECTIVE
-from harness.planner.speed.roofline import seconds, sent
+from harness.planner.speed.roofline import seconds
 from harness.prediction import Work
 from harness.system.cards import find
 from strategies.base import BadInput
-from tests.made.predictions import asked, prediction
 
 CARD = find("A100-80GB")
 KINDS = ("collective", "overlapped")
@@ -79,15 +76,6 @@ def test_rings_of_ranks_that_are_a_node_apart_share_its_network():
     assert seconds([within], CARD, 64).communication < 0.2 * eight
 
 
-@pytest.mark.parametrize(("gpus", "said"), [(64, False), (72, True), (512, True)])
-def test_a_plan_for_more_than_64_gpus_says_what_its_time_rests_on(gpus, said):
-    row = asked("zero3", processes=gpus, global_batch=gpus)
-    fit = verdict.judge(row, prediction(5), CARD)
-    found = [note for note in short_notes([fit]) if "Beyond 64 GPUs" in note]
-    assert bool(found) == said
-    assert not said or ("GB/s between them (typical)" in found[0] and " ms that a" in found[0])
-
-
 @pytest.mark.parametrize(
     ("gpus", "nodes", "words"), [(16, 3, "give --gpus 15"), (8, 0, "at least 1")]
 )
@@ -102,12 +90,6 @@ def test_a_network_of_the_users_own_counts():
             rates.with_network(CARD, wrong)
     found = rates.with_network(CARD, 7.0)
     assert found.network_bandwidth == 7e9 and found.network_told == "as given"
-
-
-def test_what_is_sent_within_a_node_goes_by_the_node_that_was_asked_for():
-    bytes_sent = [sent(SENT, 16, on_nodes(CARD, 16, nodes).node) for nodes in (1, 2)]
-    assert bytes_sent[0].across == bytes_sent[1].within == 0
-    assert bytes_sent[0].within == bytes_sent[1].across > 0
 
 
 @pytest.mark.parametrize("words", [["--nodes", "2"], ["--network", "25"]])

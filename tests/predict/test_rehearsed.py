@@ -15,27 +15,15 @@ from harness.spec import Spec
 
 MIB = 2**20
 COUNTED = {
-    "1 single": (49.89, 68),
-    "1 single+bf16": (45.01, 62),
-    "1 single+checkpoint": (36.38, 54),
-    "1 single+fp16": (45.01, 62),
-    "1 single+bf16_pure": (31.33, 48),
-    "1 single+lora": (29.91, 46),
-    "1 single+block_swap:blocks=3": (40.81, 76),
-    "1 single+offload_activations": (34.08, 54),
-    "1 single+controlnet": (41.05, 58),
-    "2 ddp": (48.78, 56),
-    "2 zero1": (32.61, 76),
-    "2 zero2+fp16": (24.54, 70),
-    "2 zero2_offload": (24.95, 36),
-    "2 zero3": (36.01, 60),
-    "2 zero3+bf16+checkpoint": (22.16, 48),
-    "2 zero3_offload+bf16": (15.45, 34),
-    "2 fsdp2": (29.66, 72),
-    "2 fsdp2_offload": (21.45, 62),
-    "2 pp": (25.30, 42),
+    "1 single": (49.89, 68), "1 single+bf16": (45.01, 62), "1 single+checkpoint": (36.38, 54),
+    "1 single+fp16": (45.01, 62), "1 single+bf16_pure": (31.33, 48), "1 single+lora": (29.91, 46),
+    "1 single+block_swap:blocks=3": (40.81, 76), "1 single+offload_activations": (34.08, 54),
+    "1 single+controlnet": (41.05, 58), "2 ddp": (48.78, 56), "2 zero1": (32.61, 76),
+    "2 zero2+fp16": (24.54, 70), "2 zero2_offload": (24.95, 36), "2 zero3": (36.01, 60),
+    "2 zero3+bf16+checkpoint": (22.16, 48), "2 zero3_offload+bf16": (15.45, 34),
+    "2 fsdp2": (29.66, 72), "2 fsdp2_offload": (21.45, 62), "2 pp": (25.30, 42),
     "4 fsdp2": (19.02, 58),
-}
+}  # fmt: skip
 """Cards and recipe -> MiB allocated and reserved: DiT-T/4, synthetic data, a global batch of 8."""
 OFTEN = (
     *("1 single+block_swap:blocks=3", "2 ddp", "2 zero2+fp16", "2 zero2_offload"),

@@ -1,4 +1,4 @@
-"""The largest batch: the search on made-up memory, its words, and one for real."""
+"""The largest batch, resolution, number of frames and rank: on made-up memory, and one for real."""
 
 from __future__ import annotations
 
@@ -10,14 +10,16 @@ import pytest
 from conftest import in_fork
 from rich.console import Console
 
-from harness.planner import overhead, search
+from harness import cli
+from harness.planner import edits, overhead, search
 from harness.planner.plan.advice import print_largest
 from harness.planner.plan.command import Asked
 from harness.planner.verdict import Fit, judge
-from harness.prediction import Prediction
-from harness.resolve import Resolved
+from harness.resolve import Resolved, resolve
+from harness.spec import Spec
 from harness.system import cards
-from tests.made.predictions import GIB, asked, prediction
+from strategies.base import BadInput, Slot
+from tests.made.predictions import GIB, asked, made_up, prediction
 
 pytestmark = pytest.mark.usefixtures("sure")
 
@@ -27,19 +29,17 @@ BESIDE = overhead.fixed_overhead(CARD, 8, "zero2").total / GIB
 
 @pytest.fixture
 def world():
-    """``world(need, seek) -> (answer, sizes tried)``; ``need`` is of a row: GiB or a prediction."""
+    """``world(need) -> (answer, sizes tried)``; ``need`` is of a row: GiB."""
 
-    def go(need: Callable[[Resolved], float | Prediction], sizes=search.batches, told=()):
+    def go(need: Callable[[Resolved], float]):
         tried: list[int] = []
 
         def ask(rows: list[Resolved]) -> list[Fit]:
             tried.extend(row.micro_batch for row in rows)
-            found = [need(row) for row in rows]
-            made = [f if isinstance(f, Prediction) else prediction(f) for f in found]
-            return [judge(row, one, CARD) for row, one in zip(rows, made, strict=True)]
+            return [judge(row, prediction(need(row)), CARD) for row in rows]
 
         rows = [asked("zero2")]
-        return search.search(rows, sizes(rows), CARD, ask, told=told)[0], tried
+        return search.search(rows, search.batches(rows), CARD, ask)[0], tried
 
     return go
 
@@ -53,21 +53,11 @@ def said(one: search.Largest, what: str = "batch") -> str:
 
 # GiB of a micro batch: in proportion; flat at first, where the optimizer's peak is the higher, then
 # steep; and in lumps, as an allocator reserves.
-
-
-def straight(batch: int) -> float:
-    return 2 + 0.5 * batch
-
-
-def bent(batch: int) -> float:
-    return max(6.0, 1 + 0.09 * batch + 2e-4 * batch**2)
-
-
-def stepped(batch: int) -> float:
-    return 2 + batch // 7 * 0.35
-
-
-NEEDS = {"straight": straight, "bent": bent, "stepped": stepped}
+NEEDS = {
+    "straight": lambda batch: 2 + 0.5 * batch,
+    "bent": lambda batch: max(6.0, 1 + 0.09 * batch + 2e-4 * batch**2),
+    "stepped": lambda batch: 2 + batch // 7 * 0.35,
+}
 
 
 @pytest.mark.parametrize("name", NEEDS)
@@ -81,32 +71,12 @@ def test_the_largest_batch_and_its_neighbour_are_found_in_few_tries(name, world)
     assert f"micro batch {true} " in said(one) and f"micro batch {true + 1}" in said(one)
 
 
-def test_a_bracket_that_stays_open_is_said_to_be_one(world, monkeypatch):
-    monkeypatch.setattr(search, "TRIES", 4)
-    one, _ = world(lambda row: bent(row.micro_batch))
-    assert not one.exact and one.tried == 4
-    low, high = one.fits.resolved.micro_batch, one.over.resolved.micro_batch
-    assert f"between micro batch {low} and micro batch {high}, after 4 predictions" in said(one)
-    monkeypatch.setattr(search, "TRIES", 3)
-    one, _ = world(lambda row: bent(row.micro_batch))
-    low = one.fits.resolved.micro_batch
-    assert not one.exact and one.over is None
-    assert f"micro batch {low} or more: after 3 predictions" in said(one)
-
-
 def test_the_ends_of_the_search_are_said(world):
     none, tried = world(lambda row: 30.0)
     assert none.fits is None and tried == [1] and "not even micro batch 1 fits" in said(none)
     all_of_them, _ = world(lambda row: 1.0)
     assert all_of_them.over is None and all_of_them.exact
     assert f"micro batch {search.MOST} or more: the search ends there" in said(all_of_them)
-
-
-def test_what_cannot_be_predicted_says_why_and_keeps_what_is_known(world):
-    lost = Prediction(recipe="zero2", device="cuda", method="none", reason="hooks")
-    one, _ = world(lambda row: straight(row.micro_batch) if row.micro_batch < 10 else lost)
-    assert one.fits.resolved.micro_batch == 5 and not one.exact
-    assert "could not be predicted: hooks" in said(one) and "or more" not in said(one)
 
 
 def test_a_tight_fit_is_marked(world):
@@ -132,3 +102,69 @@ def test_a_real_search_ends_between_two_real_predictions(tmp_path):
     assert f"micro batch {low['micro_batch']} " in shown and shown.startswith("predicting")
     for side, one in zip((low, high), found["direct"], strict=True):
         assert one["need_bytes"] == side["need_bytes"] and one["verdict"] == side["verdict"]
+
+
+# ---- resolution, frames, rank, resident blocks ----
+
+ROOM = 24 - overhead.fixed_overhead(CARD, 1).total / GIB
+VIDEO = Spec(
+    recipe="single+bf16_pure+lora:rank=16", model="wan2.1-1.3b", objective="flow", ema=0.0,
+    data="synthetic", global_batch=1, processes=1, device="cuda",
+)  # fmt: skip
+
+
+def tokens(row: Resolved) -> int:
+    """Elements of one channel of a sample's latent."""
+    space = row.subject.space
+    return space.frames * space.height * space.width
+
+
+def by_rank(row: Resolved) -> float:
+    return 4 + 0.05 * edits.adapter(row).rank
+
+
+LADDERS = {
+    "resolution": lambda row: 4 + 4e-5 * tokens(row),
+    "frames": lambda row: 4 + 4e-5 * tokens(row),
+    "rank": by_rank,
+    "resident": lambda row: 10 + 0.6 * (30 - getattr(row.recipe.in_slot(Slot.SWAP), "blocks", 0)),
+    "rank in lumps": lambda row: 4 + 0.64 * (edits.adapter(row).rank * 5 // 64),
+}
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("what", LADDERS)
+def test_the_largest_and_its_neighbour_are_found(what):
+    tried: list[Resolved] = []
+
+    def ask(rows: list[Resolved]) -> list[Fit]:
+        tried.extend(rows)
+        return [judge(row, prediction(need(row)), CARD) for row in rows]
+
+    row = resolve(VIDEO)
+    need, what = LADDERS[what], what.partition(" ")[0]
+    (one,) = search.search([row], search.SOUGHT[what]([row]), CARD, ask)
+    assert one.exact and one.tried == len(tried) <= search.TRIES
+    assert need(one.fits.resolved) <= ROOM < need(one.over.resolved)
+    if what in ("resolution", "frames"):
+        # What was asked for is tried first, and all else stays as it was.
+        assert tokens(tried[0]) == tokens(row)
+        sizes = [fields for fields, _ in row.subject.samples_up(what)]
+        places = [next(i for i, fields in enumerate(sizes) if fields.items() <= vars(side).items())
+                  for side in (one.fits.resolved.spec, one.over.resolved.spec)]  # fmt: skip
+        assert places[1] == places[0] + 1
+    fixed = "frames" if what == "resolution" else "height"
+    assert getattr(one.fits.resolved.subject.space, fixed) == getattr(row.subject.space, fixed)
+
+
+def test_recipes_without_a_rank_are_named_beside_those_that_have_one(monkeypatch, capsys):
+    made_up(monkeypatch, by_rank)
+    words = ["plan", "--gpu-memory", "24GiB", "--model", "flux-dev", "--largest", "rank"]
+    assert cli.main([*words, "--recipes", "single+bf16", "single+bf16+lora:rank=4"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    largest = f"rank {int((ROOM - 4) / 0.05)}"
+    assert "Largest rank: flux-dev at 1024x1024" in text and largest in text
+    assert "Encoding needs" in text, "the step is not the run"
+    assert "refused single+bf16: single+bf16 has no adapters" in text
+    with pytest.raises(BadInput, match="largest is rank"):
+        search.refuse("rank", [resolve(Spec(recipe="ddp", model="DiT-S/4"))])

@@ -15,7 +15,7 @@ from tests.made import one_start, script_rows
 from tests.made.script_rows import SCRIPTS, alone, diffusion, measure
 
 SEEDED = ("--seed", "1", "--max_train_steps", "9")
-FAMILIES = ("flux", "sd3", "wan")
+FAMILIES = ("flux", "sd3")
 
 
 SCRIPT_OF = {
@@ -24,7 +24,6 @@ SCRIPT_OF = {
     "two optimizers": ("train", (*SEEDED, "--two_optimizers")),
     "LoRA": ("flux", ("--rank", "4")),
     "EMA and validation": ("sd3", ("--use_ema", "--validation_steps", "2")),
-    "video": ("wan", ("--num_frames", "2")),
     "resumed": ("sd3", ("--resume_from_checkpoint",)),
 }
 """Case -> the script, or the family that train_diffusion takes; and its options."""

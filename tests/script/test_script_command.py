@@ -46,17 +46,10 @@ def test_each_launch_file_runs_alone_and_with_each_strategy_behind_the_reference
         recipes_of(["ddp"], ["nonsense"], 2)
 
 
-@pytest.mark.parametrize(
-    ("recipe", "name"),
-    [
-        ("ddp+bf16", "bf16"),
-        ("ddp+lora", "lora"),
-        ("ddp+block_swap", "block_swap"),
-        ("ddp+checkpoint:every=2", "checkpoint"),
-        ("zero2+cast", "cast"),
-        ("pp", "pp"),
-    ],
-)
+@pytest.mark.parametrize(("recipe", "name"), [
+    ("ddp+bf16", "bf16"), ("ddp+lora", "lora"), ("ddp+block_swap", "block_swap"),
+    ("ddp+checkpoint:every=2", "checkpoint"), ("zero2+cast", "cast"), ("pp", "pp"),
+])  # fmt: skip
 def test_what_no_script_can_have_is_refused_by_name_before_any_process(
     script, tmp_path, recipe, name
 ):
@@ -134,14 +127,9 @@ def test_a_row_that_clips_otherwise_than_the_script_runs_again(script, tmp_path,
     assert ended.status is Status.OK and asked == [None, 0.5]
 
 
-@pytest.mark.parametrize(
-    ("phase", "step", "advice"),
-    [
-        ("load", 0, "--load-timeout"),
-        ("warmup", 0, "accelerator.backward"),
-        ("measure", 3, "--steps"),
-    ],
-)
+@pytest.mark.parametrize(("phase", "step", "advice"), [
+    ("load", 0, "--load-timeout"), ("warmup", 0, "accelerator.backward"), ("measure", 3, "--steps"),
+])  # fmt: skip
 def test_a_script_that_comes_to_no_step_in_time_is_told_what_to_do(
     script, tmp_path, monkeypatch, phase, step, advice
 ):

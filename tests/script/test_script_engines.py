@@ -45,10 +45,6 @@ def row(request, rows):
     return found
 
 
-def verdict(row, reference) -> parity.Verdict:
-    return parity.against_the_reference(row, reference, parity.limits([reference]))
-
-
 @pytest.mark.parametrize("row", [*ENGINES, "checkpoint"], indirect=True)
 def test_an_engine_computes_what_ddp_computes(row, rows):
     far = parity.distances(row, rows["ddp"])

@@ -1,4 +1,4 @@
-"""Scripts of Flux, SD3 and Wan under the launch files of two processes, with added strategies.
+"""Scripts of Flux and SD3 under the launch files of two processes, with added strategies.
 
 Their memory is held to that of the harness's own loop for the same class and configuration.
 """
@@ -21,15 +21,11 @@ from tests.made.script_rows import SCRIPTS, diffusion, measure
 pytestmark = pytest.mark.thorough
 
 ENGINES = ("ddp", "zero2", "zero3", "fsdp2")
-OPTIONS = {
-    "flux": ("--rank", "4"),
-    "sd3": ("--checkpointing_steps", "2"),
-    "wan": ("--rank", "4", "--num_frames", "2"),
-}
+OPTIONS = {"flux": ("--rank", "4"), "sd3": ("--checkpointing_steps", "2")}
 """Family -> options of its script. SD3 is trained whole; it saves as diffusers' examples do, on
 rank 0 alone, and has text encoders of transformers, which zero3 must leave whole."""
 ADDED = ("fsdp2+checkpoint",)
-LAUNCHED = {"flux": ("ddp", "zero3", "fsdp2", *ADDED), "sd3": ENGINES, "wan": ("ddp", "zero2")}
+LAUNCHED = {"flux": ("ddp", "zero3", "fsdp2", *ADDED), "sd3": ENGINES}
 CASES = {f"{name} {recipe}": (name, recipe) for name, own in LAUNCHED.items() for recipe in own}
 
 
@@ -81,20 +77,10 @@ def test_saves_on_one_rank_are_left_out_and_counted(row):
 def own(folder, tmp_path_factory) -> dict[str, Result]:
     """The harness's own rows of the SD3 that the script trains, with samples of equal shape."""
     spec = Spec(
-        recipe="ddp",
-        model="diffusers:SD3Transformer2DModel",
-        config=str(folder / "sd3" / "transformer" / "config.json"),
-        data="synthetic",
-        resolution="128x128",
-        text=32,
-        objective="flow",
-        global_batch=2,
-        processes=2,
-        warmup=1,
-        steps=1,
-        grad_clip=1.0,
-        ema=0.0,
-    )
+        recipe="ddp", model="diffusers:SD3Transformer2DModel", data="synthetic",
+        config=str(folder / "sd3" / "transformer" / "config.json"), resolution="128x128", text=32,
+        objective="flow", global_batch=2, processes=2, warmup=1, steps=1, grad_clip=1.0, ema=0.0,
+    )  # fmt: skip
     cases = {name: Case(dataclasses.replace(spec, recipe=name)) for name in ENGINES}
     return launched_together(cases, tmp_path_factory.mktemp("own"))
 

@@ -1,4 +1,4 @@
-"""Fine-tune the transformer of a Flux, Stable Diffusion 3 or Wan pipeline, whole or with LoRA."""
+"""Fine-tune the transformer of a Flux or Stable Diffusion 3 pipeline, whole or with LoRA."""
 
 import argparse
 import json
@@ -14,11 +14,9 @@ from accelerate.logging import get_logger
 from accelerate.utils import DistributedDataParallelKwargs, ProjectConfiguration, set_seed
 from diffusers import (
     AutoencoderKL,
-    AutoencoderKLWan,
     FlowMatchEulerDiscreteScheduler,
     FluxTransformer2DModel,
     SD3Transformer2DModel,
-    WanTransformer3DModel,
 )
 from diffusers.optimization import get_scheduler
 from diffusers.training_utils import EMAModel
@@ -37,7 +35,6 @@ def parse_args():
     parser.add_argument("--output_dir", default="out")
     parser.add_argument("--rank", type=int, help="of LoRA; the whole transformer without it")
     parser.add_argument("--resolution", type=int, default=32)
-    parser.add_argument("--num_frames", type=int, default=1)
     parser.add_argument("--train_batch_size", type=int, default=1)
     parser.add_argument("--max_train_steps", type=int, default=6)
     parser.add_argument("--gradient_accumulation_steps", type=int, default=1)
@@ -54,9 +51,9 @@ def parse_args():
 
 
 class Pictures(Dataset):
-    def __init__(self, folder, resolution, frames):
+    def __init__(self, folder, resolution):
         self.paths = sorted(p for p in Path(folder).iterdir() if p.suffix == ".png")
-        self.resolution, self.frames = resolution, frames
+        self.resolution = resolution
 
     def __len__(self):
         return len(self.paths)
@@ -65,8 +62,6 @@ class Pictures(Dataset):
         picture = Image.open(self.paths[index]).convert("RGB")
         picture = picture.resize((self.resolution, self.resolution))
         pixels = torch.from_numpy(numpy.array(picture)).permute(2, 0, 1) / 127.5 - 1.0
-        if self.frames > 1:
-            pixels = torch.stack([pixels.roll(n, dims=2) for n in range(self.frames)], dim=1)
         return {"pixel_values": pixels}
 
 
@@ -119,21 +114,7 @@ class SD3:
         return x - sigma * out
 
 
-class Wan:
-    transformer, vae = WanTransformer3DModel, AutoencoderKLWan
-    text_encoders = ("UMT5EncoderModel",)
-    targets = ("to_q", "to_k", "to_v", "to_out.0")
-
-    @staticmethod
-    def embed(hidden, pooled):
-        return {"encoder_hidden_states": hidden[0]}
-
-    @staticmethod
-    def forward(transformer, x, t, sigma, text):
-        return transformer(hidden_states=x, timestep=t, return_dict=False, **text)[0]
-
-
-FAMILIES = {"FluxPipeline": Flux, "StableDiffusion3Pipeline": SD3, "WanPipeline": Wan}
+FAMILIES = {"FluxPipeline": Flux, "StableDiffusion3Pipeline": SD3}
 
 
 def encode_prompt(args, family, device):
@@ -205,7 +186,7 @@ def main():
     trained = [p for p in transformer.parameters() if p.requires_grad]
     ema = EMAModel(trained, decay=0.9) if args.use_ema else None
     optimizer = torch.optim.AdamW(trained, lr=args.learning_rate, weight_decay=1e-4)
-    dataset = Pictures(args.instance_data_dir, args.resolution, args.num_frames)
+    dataset = Pictures(args.instance_data_dir, args.resolution)
     loader = DataLoader(dataset, batch_size=args.train_batch_size, shuffle=True)
     lr_scheduler = get_scheduler(
         "constant_with_warmup",
@@ -227,12 +208,9 @@ def main():
         global_step = int(saved[-1].name.split("-")[1])
 
     def denoise(pixels):
-        if family is Wan and pixels.ndim == 4:
-            pixels = pixels.unsqueeze(2)
         with torch.no_grad():
             latents = vae.encode(pixels.to(vae.dtype)).latent_dist.sample()
-        if family is not Wan:
-            latents = (latents - vae.config.shift_factor) * vae.config.scaling_factor
+        latents = (latents - vae.config.shift_factor) * vae.config.scaling_factor
         noise = torch.randn_like(latents)
         u = torch.sigmoid(torch.randn(len(latents)))
         indices = (u * scheduler.config.num_train_timesteps).long()
