@@ -54,8 +54,9 @@ def atlas(options: argparse.Namespace) -> int:
         BadInput: an unknown model or card.
         OutputError: the folder cannot be written.
     """
-    usual = [name for name in families.table() if not options.recorded or records.lines(name)]
-    console, models = make_console(), options.models or usual
+    console, models = make_console(), options.models
+    if not models:  # all public ones, or those that have records
+        models = [one for one in families.table() if not options.recorded or records.lines(one)]
     for model in models:
         if model not in families.table():
             hint = suggestion(model)
