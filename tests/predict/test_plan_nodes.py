@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 
 import pytest
 
-from harness.planner.plan.candidates import PlanError, asked_for, on_nodes
-from harness.planner.plan.command import add_arguments as plan_arguments
+from harness.planner.plan.candidates import on_nodes
 from harness.planner.speed import rates
 from harness.planner.speed.rates import COLLECTIVE
 from harness.planner.speed.roofline import seconds
@@ -76,25 +74,9 @@ def test_rings_of_ranks_that_are_a_node_apart_share_its_network():
     assert seconds([within], CARD, 64).communication < 0.2 * eight
 
 
-@pytest.mark.parametrize(
-    ("gpus", "nodes", "words"), [(16, 3, "give --gpus 15"), (8, 0, "at least 1")]
-)
-def test_nodes_that_cannot_share_alike(gpus, nodes, words):
-    with pytest.raises(PlanError, match=words):
-        on_nodes(CARD, gpus, nodes)
-
-
 def test_a_network_of_the_users_own_counts():
     for wrong in (0.0, -3.0, float("nan"), float("inf")):
         with pytest.raises(BadInput, match="give --network GB/s above 0"):
             rates.with_network(CARD, wrong)
     found = rates.with_network(CARD, 7.0)
     assert found.network_bandwidth == 7e9 and found.network_told == "as given"
-
-
-@pytest.mark.parametrize("words", [["--nodes", "2"], ["--network", "25"]])
-def test_a_plan_for_this_cpu_is_of_one_machine(words):
-    parser = argparse.ArgumentParser()
-    plan_arguments(parser)
-    with pytest.raises(PlanError, match="--cpu is one machine without them; leave out both"):
-        asked_for(parser.parse_args(["--cpu", "--recipes", "ddp", *words]))

@@ -84,6 +84,7 @@ def test_a_tight_fit_is_marked(world):
     assert "micro batch 2 (tight on the GPU)" in said(one) and "micro batch 2 may fit" in said(one)
 
 
+@pytest.mark.thorough
 def test_a_real_search_ends_between_two_real_predictions(tmp_path):
     """The command itself, in a process that loads its libraries once; a plan of each neighbour, of
     predictions made anew, then says the same of it."""
