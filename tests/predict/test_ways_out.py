@@ -124,7 +124,7 @@ def test_more_gpus_are_the_last_resort_and_the_fewest_that_do_are_named():
     assert [one.resolved.spec.processes for one in ways.wider] == [16, 32, 64]
     text = "\n".join(answer([failed("ddp")], ways))
     assert f"None of {len(ways.tried)} changes tried fits: zero1, zero2, " in text
-    assert "The least of these: zero3, 31.3 GiB" in text
+    assert "The least of these: zero3 needs 31.3 GiB" in text
     assert "On 32 GPUs, global batch 256: zero3, 21.3 GiB" in text and "On 64" not in text
 
 
