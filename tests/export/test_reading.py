@@ -131,11 +131,11 @@ def text(name: str, place: int = 0) -> str:
     return next(iter(REAL[name]["published"][place]["files"].values()))
 
 
-KOHYA, MUSUBI, DIFFUSERS, AI_TOOLKIT, FINETRAINERS, DIFFSYNTH = map(
-    text,
-    ("sd-scripts", "musubi-tuner", "diffusers", "ai-toolkit", "finetrainers", "diffsynth-studio"),
+MUSUBI, DIFFUSERS, AI_TOOLKIT, FINETRAINERS, DIFFSYNTH = map(
+    text, ("musubi-tuner", "diffusers", "ai-toolkit", "finetrainers", "diffsynth-studio")
 )
-MUSUBI_FULL, DIFFUSERS_FULL = text("musubi-tuner", 1), text("diffusers", 1)
+SECOND = (text(name, 1) for name in ("sd-scripts", "musubi-tuner", "diffusers"))
+KOHYA, MUSUBI_FULL, DIFFUSERS_FULL = SECOND
 PUBLIC = [pytest.param(one, id=f"{n}-{i}") for n, told in REAL.items()
           for i, one in enumerate(told["published"])]  # fmt: skip
 
