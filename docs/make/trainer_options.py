@@ -177,7 +177,9 @@ def flags(sources: Sources, table: Mapping[str, Any]) -> dict[str, Any]:
     words = [word for model in table["models"].values() for key, word in model.items()
              if key in ("any", "lora", "full", "qlora")]  # fmt: skip
     scripts = sorted({shlex.split(word)[0] for word in words if word.split()[0].endswith(".py")})
-    found = {one: of_script(sources, one) for one in scripts or table["parsers"]}
+    if not scripts:
+        raise SystemExit("the table's models name no script: write a reader, as READERS has")
+    found = {one: of_script(sources, one) for one in scripts}
     common = {}
     for name in dict.fromkeys(name for one in found.values() for name in one):
         having = [one[name] for one in found.values() if name in one]
@@ -332,7 +334,7 @@ def written(found: Mapping[str, Any]) -> str:
 
 def make(clone: Path, name: str) -> None:
     """Write the option table of one trainer."""
-    table = trainers.table(name)
+    table = trainers.rules.read(trainers.FOLDER / f"{name}.yaml")  # its defaults need this table
     sources = Sources(clone, table["commit"])
     head = {key: table[key] for key in ("repository", "commit")}
     found = head | READERS.get(name, flags)(sources, table)

@@ -35,8 +35,8 @@ WAYS = {
     "cuda": "run it on a machine with an NVIDIA GPU (--device cuda)",
     "fp16": "use bf16, which needs no scaling of the loss",
     "tf32": "leave tf32 out; float32 runs everywhere",
-    "fp8": "use bf16, or fp8:emulate=on (of samples float8:dynamic=on,emulate=on) for the numbers "
-    "alone",
+    "fp8": "use bf16, or for the numbers alone fp8:emulate=on (to draw samples, "
+    "float8:dynamic=on,emulate=on)",
     "int8": "leave dynamic out, which decodes the weights for each product",
     "inductor": "install g++ (CPU) or triton (GPU), or compile:backend=aot_eager",
     "attention": "take another kernel: naive and math run everywhere",
@@ -101,7 +101,7 @@ def lacks(need: str, machine: Machine, spec: Spec) -> Reason | None:
     if need in EXTRAS and version(need) is None:
         return Reason(f"the package {need} is not installed", f"pip install {need}")
     if need == "cuda" and spec.device != "cuda":
-        there = "nothing to page or offload from, and no launch of a kernel that a graph could save"
+        there = "no GPU memory to page or offload, and no CUDA graph"
         return Reason(f"without an NVIDIA GPU there is {there}", WAYS[need])
     if need == "linear_cross_entropy":  # torch's own, by its source file
         found = importlib.util.find_spec("torch")

@@ -10,12 +10,14 @@ import argparse
 import dataclasses
 import re
 import shlex
+import subprocess
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
 from accelerate.commands.launch import launch_command_parser
 
+from docs.make import trainer_options
 from harness.planner.export import command, trainers
 from harness.planner.export import trainers as pages
 from harness.planner.plan import lattice, tracing
@@ -112,6 +114,27 @@ def hold(name: str, options: Mapping[str, Any]) -> None:
 
 
 # ---- the record ----
+
+
+def test_options_of_a_new_trainer_are_made_before_its_table_can_be_read(tmp_path, monkeypatch):
+    """Its ``declared`` defaults come from the very options that are made."""
+    tables, clone = tmp_path / "trainers", tmp_path / "toy"
+    for folder in (tables, clone, tmp_path / "options"):
+        folder.mkdir()
+    (clone / "train.py").write_text(
+        "import argparse\ndef parse_args():\n    parser = argparse.ArgumentParser()\n"
+        "    parser.add_argument('--rank', type=int, default=4)\n"
+    )
+    git = ("git", "-C", clone, "-c", "user.name=a", "-c", "user.email=a@b")
+    for words in (("init", "-q"), ("add", "."), ("commit", "-qm", "toy")):
+        subprocess.run([*git, *words], check=True)
+    (tables / "toy.yaml").write_text(
+        "{repository: r, commit: HEAD, models: {flux-dev: {lora: train.py}}, "
+        "defaults: {}, declared: {lora: [--rank]}}"
+    )
+    monkeypatch.setattr(trainers, "FOLDER", tables)
+    trainer_options.make(clone, "toy")
+    assert trainers.table("toy")["defaults"] == {"lora": {"--rank": [4, "train.py 4"]}}
 
 
 @pytest.mark.parametrize("name", trainers.known())

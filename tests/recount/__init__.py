@@ -1,5 +1,5 @@
 """The ten numbers of a ranking, from raw results, by code that shares nothing with the reports'.
 
-As docs/explanation/noise-and-parity.md and the notes below the tables define them. It imports the
+As docs/explanation/noise-and-fairness.md and the notes below the tables define them. It imports the
 standard library alone.
 """
