@@ -189,7 +189,10 @@ def by_block(sums: Mapping[str, Sequence[float]]) -> dict[str, list[float]]:
     """Return the signed sums of each block: those of its parameters, added.
 
     A block is the name up to its first number (``blocks.3``), else the module of the parameter.
+    Sums of blocks stay as they are: no name of theirs goes on behind a number.
     """
+    if not any(re.search(r"(^|\.)\d+\.", name) for name in sums):
+        return {name: list(values) for name, values in sums.items()}
     found: dict[str, list[float]] = {}
     for name, values in sums.items():
         key = _block(name)

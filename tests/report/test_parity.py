@@ -10,7 +10,7 @@ import pytest
 from harness.report import build
 from harness.report.data.answers import believable
 from harness.report.figures import parity
-from harness.result import Projections, Result, Status
+from harness.result import Projections, Result, Status, by_block
 from harness.spec import Spec
 from tests.made.results import row
 
@@ -35,6 +35,16 @@ def did(**changed) -> Projections:
     sums = {"a": [1.0, -2.0, 0.5, 0.1], "b": [0.1, 0.2, -0.3, 0.4]}
     kinds = {"update": sums, "moment": sums, "average": sums, "inputs": {"t": [4.0, 2.0, 1.0, 3.0]}}
     return Projections(**{**{k: dict(v) for k, v in kinds.items()}, **changed})
+
+
+def test_sums_of_blocks_are_those_of_an_older_result_s_parameters():
+    """Older results have a sum for each parameter; a name such as x.proj is a block's already."""
+    names = ("x.proj.weight", "x.proj.bias", "x.norm.weight", "blocks.0.a.b.weight", "blocks.0.c")
+    old = {name: [1.0 + i, -2.0, 0.5 * i, 0.1] for i, name in enumerate(names)}
+    new = by_block(old)
+    assert list(new) == ["x.proj", "x.norm", "blocks.0"]
+    both = [result(projections=did(update=s, moment=s, average=s)) for s in (new, old)]
+    assert parity.distances(*both)["update"] == 0
 
 
 def moved(values: list[float], by: float, at: int = 0) -> list[float]:
