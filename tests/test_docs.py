@@ -63,10 +63,9 @@ def transcript(page: Path) -> str:
     return re.search(r"^```\n(\./run\.sh plan .*?)^```", page.read_text(), re.S | re.M)[1]
 
 
-@pytest.mark.parametrize("page", ["README.md"])
-def test_a_page_shows_an_excerpt_of_the_tutorial_s_plan(page):
+def test_readme_shows_an_excerpt_of_the_tutorial_s_plan():
     """It is held to the predictor by test_questions.py."""
-    shown, full = transcript(ROOT / page), iter(transcript(FLUX).splitlines())
+    shown, full = transcript(README), iter(transcript(FLUX).splitlines())
     assert all(line in full for line in shown.splitlines() if line != " ...")
 
 

@@ -122,19 +122,18 @@ def test_options_of_a_new_trainer_are_made_before_its_table_can_be_read(tmp_path
     for folder in (tables, clone, tmp_path / "options"):
         folder.mkdir()
     (clone / "train.py").write_text(
-        "import argparse\ndef parse_args():\n    parser = argparse.ArgumentParser()\n"
+        "def main():\n    parser = ArgumentParser()\n"
         "    parser.add_argument('--rank', type=int, default=4)\n"
     )
-    git = ("git", "-C", clone, "-c", "user.name=a", "-c", "user.email=a@b")
-    for words in (("init", "-q"), ("add", "."), ("commit", "-qm", "toy")):
-        subprocess.run([*git, *words], check=True)
+    commit = "git init -q && git add . && git -c user.name=a -c user.email=a@b commit -qm toy"
+    subprocess.run(commit, shell=True, cwd=clone, check=True)
     (tables / "toy.yaml").write_text(
         "{repository: r, commit: HEAD, models: {flux-dev: {lora: train.py}}, "
         "defaults: {}, declared: {lora: [--rank]}}"
     )
     monkeypatch.setattr(trainers, "FOLDER", tables)
     trainer_options.make(clone, "toy")
-    assert trainers.table("toy")["defaults"] == {"lora": {"--rank": [4, "train.py 4"]}}
+    assert trainers.table("toy")["defaults"] == {"lora": {"--rank": [4, "train.py 3"]}}
 
 
 @pytest.mark.parametrize("name", trainers.known())

@@ -43,7 +43,7 @@ def test_sums_of_blocks_are_those_of_an_older_result_s_parameters():
     old = {name: [1.0 + i, -2.0, 0.5 * i, 0.1] for i, name in enumerate(names)}
     new = by_block(old)
     assert list(new) == ["x.proj", "x.norm", "blocks.0"]
-    both = [result(projections=did(update=s, moment=s, average=s)) for s in (new, old)]
+    both = (result(projections=did(update=sums, moment=sums)) for sums in (new, old))
     assert parity.distances(*both)["update"] == 0
 
 
