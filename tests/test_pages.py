@@ -85,9 +85,8 @@ def lines_of_code(text: str) -> Iterator[list[str]]:
     blocks = re.findall(r"^```(\w*)\n(.*?)^```", text, re.S | re.M)
     for block in (inner for kind, inner in blocks if kind in ("", "sh")):
         for line in block.replace("\\\n", " ").splitlines():
-            if "./run.sh" not in line and "harness.train" not in line:
-                continue
-            if "$(" in line:  # what a shell fills in is not there to be parsed
+            # What a shell fills in is not there to be parsed.
+            if "$(" in line or not ("./run.sh" in line or "harness.train" in line):
                 continue
             words = shlex.split(line, comments=True)
             starts = [i for i, w in enumerate(words) if w in ("./run.sh", "harness.train")]
@@ -117,7 +116,6 @@ def _refused(parse_words, words: list[str]) -> str:
 
 
 def _bad_recipe(words: list[str]) -> str:
-    """A recipe or a suite among the words that is none."""
     options = cli._parser().parse_args(words)
     recipes = [*(getattr(options, "recipes", None) or []), getattr(options, "recipe", None)]
     names = {part.partition(":")[0] for r in recipes if r for part in r.split("+")}
