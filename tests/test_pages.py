@@ -23,8 +23,7 @@ MADE_UP = "rmsprop"
 ROOMS = "harness|tests|launch_configs|strategies|docs"
 
 
-def prose(text: str) -> str:
-    """A page without its blocks of code."""
+def prose(text: str) -> str:  # without blocks of code
     return re.sub(r"^```.*?^```", "", text, flags=re.S | re.M)
 
 
@@ -65,7 +64,6 @@ def test_every_page_is_reached_from_readme():
 
 
 def missing_files(text: str) -> list[str]:
-    """Files of ours that a page names and that are not there."""
     names = re.findall(rf"`((?:{ROOMS})/[\w./-]+)`", text)
     return [name for name in names if "NAME" not in name and not (ROOT / name).exists()]
 

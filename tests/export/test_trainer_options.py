@@ -121,19 +121,16 @@ def test_options_of_a_new_trainer_are_made_before_its_table_can_be_read(tmp_path
     tables, clone = tmp_path / "trainers", tmp_path / "toy"
     for folder in (tables, clone, tmp_path / "options"):
         folder.mkdir()
-    (clone / "train.py").write_text(
-        "def main():\n    parser = ArgumentParser()\n"
-        "    parser.add_argument('--rank', type=int, default=4)\n"
-    )
+    text = "def main():\n    p = ArgumentParser()\n    p.add_argument('--r', type=int, default=4)"
+    (clone / "train.py").write_text(text)
     commit = "git init -q && git add . && git -c user.name=a -c user.email=a@b commit -qm toy"
     subprocess.run(commit, shell=True, cwd=clone, check=True)
-    (tables / "toy.yaml").write_text(
-        "{repository: r, commit: HEAD, models: {flux-dev: {lora: train.py}}, "
-        "defaults: {}, declared: {lora: [--rank]}}"
-    )
+    table = {"repository": "r", "commit": "HEAD", "models": {"flux-dev": {"lora": "train.py"}}}
+    table |= {"defaults": {}, "declared": {"lora": ["--r"]}}
+    (tables / "toy.yaml").write_text(str(table))
     monkeypatch.setattr(trainers, "FOLDER", tables)
     trainer_options.make(clone, "toy")
-    assert trainers.table("toy")["defaults"] == {"lora": {"--rank": [4, "train.py 3"]}}
+    assert trainers.table("toy")["defaults"] == {"lora": {"--r": [4, "train.py 3"]}}
 
 
 @pytest.mark.parametrize("name", trainers.known())
