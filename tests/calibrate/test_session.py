@@ -40,17 +40,6 @@ def test_every_row_can_be_and_is_its_own(device, cards, small):
     assert ([s.recipe for s in found if s.global_batch == 1] != []) == (device == "cuda")
 
 
-def test_one_gpu_has_nobody_to_communicate_with(tmp_path):
-    asked = [Setting(device="cuda", gpus=n, gpu_bytes=2**36) for n in (1, 4)]
-    one, four = ({spec.recipe for spec in specs(setting)} for setting in asked)
-    assert four - one >= {parse(text).text for text in ("ddp+bf16", "zero3+bf16+checkpoint")}
-    assert parse("zero2_offload+bf16+checkpoint").text in one
-    alone, several = (
-        Session(tmp_path, machine(tmp_path), setting, Console()).stations for setting in asked
-    )
-    assert set(several) - set(alone) == {"collective"}
-
-
 # ---- running ----
 
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 
-from harness.planner import resident_models, verdict
+from harness.planner import resident_models
 from harness.subjects.library import families
-from harness.system import cards
 from strategies.base import BadInput
-from tests.made.predictions import GIB, asked, prediction
+from tests.made.predictions import GIB
 
 COUNTED = ["T5-XXL", "UMT5-XXL", "CLIP-L", "CLIP-G", "Gemma-2-2B", "Qwen2.5-VL-7B", "FLUX-VAE",
            "SD-VAE", "Wan-VAE", "Qwen3-VL-4B", "Qwen3-VL-8B", "Qwen3-VL-32B", "Gemma-3-12B",
@@ -69,12 +66,3 @@ def test_what_nobody_knows_is_refused(word):
     with pytest.raises(BadInput, match="also is") as caught:
         resident_models.of([word], "mine.py:make")
     assert BAD[word] in str(caught.value)
-
-
-def test_every_gpu_holds_them_beside_its_share():
-    card, row = cards.of_size(24 * GIB), asked("zero3")
-    more = dataclasses.replace(card, beside=12 * GIB)
-    alone, both = (verdict.judge(row, prediction(18), gpu) for gpu in (card, more))
-    assert both.need_bytes - alone.need_bytes == 12 * GIB
-    assert both.least_bytes - alone.least_bytes == 12 * GIB
-    assert (alone.verdict, both.verdict) == ("fits", "no")

@@ -6,10 +6,8 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-import torch
 from conftest import predictions
 
-from harness.planner.tracing.shortcuts import Shortcuts
 from harness.spec import Spec
 
 SPEC = Spec(
@@ -37,17 +35,3 @@ def test_a_prediction_is_the_same_to_the_byte_the_long_way(tmp_path):
         for one in (short, long):
             one["work"].sort(key=str)
         assert short == long, case
-
-
-def test_what_the_short_way_cannot_answer_goes_the_long_way():
-    with Shortcuts():
-        whole = torch.arange(20.0)
-        assert [len(p) for p in torch.chunk(whole, 3)] == [7, 7, 6]
-        assert whole[::2].tolist() == whole.tolist()[::2]
-        assert whole[-3:].tolist() == [17.0, 18.0, 19.0]
-        square, grown = whole.view(4, 5), whole.clone().requires_grad_()
-        assert square[1:3].shape == (2, 5) and square.narrow(1, 2, 3).shape == (4, 3)
-        assert torch.cat([square] * 9).shape == (36, 5)
-        assert torch.cat([grown[:4]] * 9).requires_grad
-        mixed = torch.cat([whole] * 8 + [whole.double()])
-        assert mixed.dtype is torch.float64 and len(mixed) == 180
