@@ -1,13 +1,12 @@
-"""What a measured run's steps fault in, with its own heap for the clock and without.
+"""What a measured run's steps fault in.
 
 python -m tests.children.clock FOLDER, from the repository's root, with the allocator's settings of
-a run on CPUs. Prints for each case the minor faults of its steps and its peaks.
+a run on CPUs. Prints the minor faults of its steps.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import sys
 from pathlib import Path
 
@@ -15,14 +14,14 @@ import torch
 
 from harness.resolve import resolve
 from harness.spec import Spec
-from harness.worker import measure, samples
+from harness.worker import measure
 from harness.worker.status import Reporter
 
 SPEC = Spec(recipe="single", model="DiT-T/4", global_batch=8, warmup=2, steps=4)
 
 
 def faults(folder: Path) -> dict[str, object]:
-    """Of one run in this process: ``watched`` steps, ``settling`` and ``timed``."""
+    """Of one run in this process: ``watched`` steps, and ``timed``."""
     seen = {}
 
     def kept(bench, ranks, *rest):
@@ -35,29 +34,9 @@ def faults(folder: Path) -> dict[str, object]:
     each = [step.minor_faults for step in log.used]
     return {
         "watched": each[1 : SPEC.warmup + 1],  # the first step makes the optimizer's state
-        "settling": each[SPEC.warmup + 1 : log.timed_from],
         "timed": rank.step_usage.minor_faults,
-        "peaks": {name: peak.allocated for name, peak in rank.phases.items()},
-        "traced": rank.categories.total,
     }
 
 
-def in_fork(folder: Path, *, bent: bool) -> dict[str, object]:
-    """``faults`` in a process of its own; ``bent`` leaves the meter's heap in force."""
-    into, child = os.pipe(), os.fork()
-    if child == 0:
-        if bent:
-            samples.keep_freed = lambda: False
-        with os.fdopen(into[1], "w") as pipe:
-            json.dump(faults(folder), pipe)
-        os._exit(0)
-    os.close(into[1])
-    with os.fdopen(into[0]) as pipe:
-        text = pipe.read()
-    os.waitpid(child, 0)
-    return json.loads(text)
-
-
 if __name__ == "__main__":
-    base = Path(sys.argv[1])
-    print(json.dumps({name: in_fork(base / name, bent=name == "bent") for name in ("own", "bent")}))
+    print(json.dumps(faults(Path(sys.argv[1]))))

@@ -14,10 +14,9 @@ import termios
 import time
 from pathlib import Path
 
-import pytest
-
 from harness import ROOT, cli
 from tests.children.faked import faked
+from tests.made.living import left, until
 
 ROWS = ["ddp", "zero2"]
 
@@ -64,16 +63,6 @@ def test_an_output_of_ascii_gets_escapes(tmp_path, monkeypatch):
     assert b"Ergebnisse-\\xfc/report.html" in raw.getvalue() and kept(folder) == ROWS
 
 
-def test_a_short_command_ends_well_without_a_reader(monkeypatch, capsys):
-    ours, theirs = os.pipe()
-    os.close(ours)
-    with open(theirs, "w") as stream:
-        assert call(["list"], stream, monkeypatch) == 0
-    assert capsys.readouterr().err == "", "as head wants it"
-    with open("/dev/full", "w") as stream:
-        assert call(["list"], stream, monkeypatch) == 1
-
-
 def test_closed_descriptors_are_not_taken_by_results(tmp_path):
     child = start("none", *words(tmp_path), preexec_fn=lambda: [os.close(n) for n in (0, 1)])
     said = child.communicate(timeout=120)[1]
@@ -95,26 +84,8 @@ def start(hangs: str, *given: str, **more) -> subprocess.Popen:
     )
 
 
-def until(fact, seconds: float = 120.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not fact() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert fact()
-
-
 def hanging(out: Path) -> list[Path]:
     return list(out.glob("runs/zero2-*/ready"))
-
-
-def left(out: Path) -> list[str]:
-    """Living processes that have the results folder in their command line."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            found += [path.parent.name] * (os.fsencode(out) in path.read_bytes())
-        except OSError:
-            continue
-    return found
 
 
 def test_a_closed_terminal_ends_the_suite_with_a_report(tmp_path):
@@ -145,15 +116,14 @@ def test_two_signals_do_not_cut_the_report_short(tmp_path):
     child.communicate()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_between_rows_ends_as_ctrl_c_does(number, tmp_path, monkeypatch, capsys):
+def test_a_signal_between_rows_ends_as_ctrl_c_does(tmp_path, monkeypatch, capsys):
     from harness.suite import run as suite_run
 
     real, seen = suite_run.run_row, []
 
     def then_a_signal(*given):
         seen.append(real(*given))
-        os.kill(os.getpid(), number)
+        os.kill(os.getpid(), signal.SIGTERM)
         return seen[-1]
 
     monkeypatch.setattr(suite_run, "run_row", then_a_signal)

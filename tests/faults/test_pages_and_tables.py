@@ -3,7 +3,6 @@ read: nothing is cut, changed or lost without a word."""
 
 from __future__ import annotations
 
-import dataclasses
 import io
 import os
 import re
@@ -13,13 +12,12 @@ import pytest
 from rich.console import Console
 
 from harness import cli
-from harness.commands import console, listing
-from harness.report import SuiteHead, build, compare, print_comparison, write_report
+from harness.report import SuiteHead, build, write_report
 from harness.report.figures import units
-from harness.report.rendering import pages, sentences, table, tables, terminal
+from harness.report.rendering import sentences, table, tables
 from harness.report.rendering.export import json_text
 from harness.result import Result, Status, load_all
-from tests.made.results import GOLDEN, cpu_set
+from tests.made.results import cpu_set
 
 WIDTHS = (30, 52, 80, 140)
 
@@ -54,19 +52,6 @@ def test_every_number_of_the_ranking_is_whole_or_its_column_is_named_as_left_out
             assert words.count(cell) >= cells.count(cell), f"{head} {cell} at {width}"
 
 
-@pytest.mark.parametrize("width", (40, 80))
-def test_no_table_of_any_command_is_wider_than_the_terminal(width):
-    folder = GOLDEN / "cpu"
-    texts = [
-        printed(width, terminal.render, build(*load_all(folder)), Console),
-        printed(width, print_comparison, compare(folder, folder), Console),
-        printed(width, listing.print_list, Console),
-    ]
-    for text in texts:
-        assert max(map(len, text.splitlines())) <= width
-    assert "optimizer_in_backward" in texts[2]
-
-
 # ---- the reference ----
 
 
@@ -90,29 +75,6 @@ def test_a_stand_in_for_the_reference_is_said_on_top_and_wherever_rows_are_compa
     notes = {line[1]: line[-1] for line in tables.ranking(group).lines}
     assert "in place of ddp" in notes[instead]
     assert '"reference_asked_for": "ddp"' in json_text(report)
-
-
-def test_a_reference_that_ran_stands_for_nobody():
-    for wanted in ("ddp", ""):
-        report = build(list(cpu_set().values()), [], SuiteHead(reference=wanted))
-        text = pages.render_markdown(report) + pages.render_html(report)
-        assert "NOT the requested reference" not in text and "Reference row: `ddp`." in text
-
-
-def test_a_group_of_other_work_asked_for_no_other_reference_unless_it_was_tried_there():
-    rows = [r for r in cpu_set().values() if r.spec.recipe in ("ddp", "zero2", "zero1")]
-    larger = [
-        dataclasses.replace(r, spec=dataclasses.replace(r.spec, global_batch=32))
-        for r in rows
-        if r.spec.recipe != "ddp"
-    ]
-    head = SuiteHead(reference="ddp")
-    other = build([*rows, *larger], [], head).groups[1]
-    assert (other.asked, sentences.stand_in(other)) == ("", "")
-    ddp = dataclasses.replace(rows[0].spec, recipe="ddp", global_batch=32)
-    lost = Result(status=Status.HOST_OOM, spec=ddp, reason="full", way_out="less")
-    first, other = build([*rows, *larger, lost], [], head).groups
-    assert first.asked == "" and (other.asked, other.asked_ended) == ("ddp", "host_oom")
 
 
 # ---- folders that may only be read ----
@@ -146,19 +108,3 @@ def test_a_report_that_cannot_be_written_is_printed_and_the_files_are_named(
         write_report(*load_all(folder), folder)
 
 
-def test_a_folder_that_may_not_be_looked_into_is_not_called_empty(tmp_path, monkeypatch, capsys):
-    from harness.commands import reports
-
-    def closed(path):
-        raise PermissionError(13, "Permission denied", str(path))
-
-    monkeypatch.setattr(reports.os, "scandir", closed)
-    assert cli.main(["report", str(a_set(tmp_path))]) == 2
-    assert "Permission denied; ask its owner" in capsys.readouterr().err
-
-
-def test_a_console_highlights_no_number_by_itself() -> None:
-    """Rich takes seconds to highlight a cell of thousands of digits."""
-    out = io.StringIO()
-    console.PlainConsole(file=out, width=100, force_terminal=True).print("row 123")
-    assert out.getvalue() == "row 123\n"

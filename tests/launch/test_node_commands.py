@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 import subprocess
 
 import pytest
 
 from harness import ROOT
 from harness.launch import command
-from harness.resolve import resolve, run_name
+from harness.resolve import resolve
 from harness.spec import Spec, SpecError
 from harness.suite import matrix
-from harness.suite.file import SuiteError, load_suite
-from harness.system import machine
+from harness.suite.file import load_suite
 from strategies import engines
 from strategies.launch_file import FOLDER
 
@@ -29,20 +27,6 @@ def test_a_node_gets_its_own_facts():
         *("--main_process_port", "29511"),
     ]
     assert words[words.index("--num_processes") + 1] == "4" and "--nodes" in words
-
-
-def test_one_machine_is_started_as_before():
-    words = command.command(resolve(dataclasses.replace(SPEC, nodes=1)), ROOT / "out", port=5)
-    assert words[words.index("--main_process_port") + 1] == "5" and "--num_machines" not in words
-
-
-def test_threads_are_of_a_nodes_own_ranks(monkeypatch):
-    monkeypatch.setattr(machine, "cores", lambda: 8)
-    added = command.environment(resolve(SPEC))
-    assert added["OMP_NUM_THREADS"] == "4"
-    assert added["GLOO_SOCKET_IFNAME"] == command.INTERFACE
-    alone = command.environment(resolve(dataclasses.replace(SPEC, nodes=1)))
-    assert (alone["OMP_NUM_THREADS"], alone["GLOO_SOCKET_IFNAME"]) == ("2", "lo")
 
 
 def shell(line: str, **variables: str) -> subprocess.CompletedProcess:
@@ -80,13 +64,6 @@ def test_variables_of_other_launchers_do_not_reach_accelerate(monkeypatch):
     assert "PET_NNODES" not in command.inherited()
 
 
-def test_every_child_counts_cards_as_nvidia_smi_does(monkeypatch):
-    monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)
-    assert command.inherited()["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
-    monkeypatch.setenv("CUDA_DEVICE_ORDER", "FASTEST_FIRST")
-    assert command.inherited()["CUDA_DEVICE_ORDER"] == "FASTEST_FIRST"
-
-
 @pytest.mark.parametrize(
     ("given", "words"),
     [
@@ -100,11 +77,6 @@ def test_processes_that_nodes_cannot_share_are_refused(given, words):
         Spec(recipe="ddp", **given).check()
 
 
-def test_a_field_that_came_later_leaves_old_folders_their_names():
-    assert Spec(recipe="ddp").key == "126c724d3b"
-    assert run_name(SPEC).startswith("zero2-on2-")
-
-
 def test_a_row_of_one_process_stays_on_one_node(tmp_path):
     file = tmp_path / "s.yaml"
     file.write_text("cpu: {model: DiT-T/4, processes: 2}\nrecipes: [ddp, single]\n")
@@ -114,8 +86,3 @@ def test_a_row_of_one_process_stays_on_one_node(tmp_path):
     ]  # fmt: skip
 
 
-def test_a_suites_file_does_not_say_how_many_machines_there_are(tmp_path):
-    file = tmp_path / "s.yaml"
-    file.write_text("cpu: {model: DiT-T/4, nodes: 2}\nrecipes: [ddp]\n")
-    with pytest.raises(SuiteError, match=r"unknown key 'cpu\.nodes'"):
-        load_suite(str(file), "cpu")

@@ -1,16 +1,13 @@
-"""A suite on two nodes, started once, beside the same rows on one machine: real processes.
-
-The nodes are network namespaces where that can be (root), else two commands on one host.
-"""
+"""A suite on two nodes, two commands on this host, beside the same rows on one machine."""
 
 from __future__ import annotations
 
 import argparse
-import contextlib
+import os
+import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,7 +19,7 @@ from harness.launch import nodes
 from harness.launch.command import free_port
 from harness.result import Result, Status, load_all
 from harness.spec import Spec, SpecError
-from tests.made.two_nodes import two_nodes, why_not
+from tests.made.living import ranks, until
 
 SPEC = Spec(recipe="ddp", model="DiT-T/8", global_batch=4, warmup=1, steps=2, processes=2)
 WORDS = "run --recipes ddp single --model DiT-T/8 --global-batch 4 --warmup 1 --steps 2 "
@@ -40,32 +37,25 @@ class Pair(NamedTuple):
     out: Path
 
 
-@contextlib.contextmanager
-def started(out: Path) -> Iterator[list[subprocess.Popen]]:
-    """Both commands, on nodes of their own where that can be."""
-    words = [*WORDS.split(), str(out)]
-    if not why_not():
-        with two_nodes() as made:
-            yield made.run_on_both(words, out)
-            assert made.left() == []
-        return
-    command = [sys.executable, "-m", "harness", *words, "--nodes", "2"]
+def started(out: Path, words: str = WORDS) -> list[subprocess.Popen]:
+    """Both commands."""
+    command = [sys.executable, "-m", "harness", *words.split(), str(out), "--nodes", "2"]
     command += ["--rdzv-endpoint", f"127.0.0.1:{free_port()}"]
     children = []
     for rank in (0, 1):
         with (out / f"said{rank}.txt").open("w") as said:
             own = [*command, "--node-rank", str(rank)]
             children.append(subprocess.Popen(own, cwd=ROOT, stdout=said, stderr=said))
-    yield children
+    return children
 
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory) -> Pair:
     out = tmp_path_factory.mktemp("two")
-    with started(out) as children:
-        alone = {"one": Case(SPEC, resident=True)}  # which takes the steps of any run
-        one = launched_together(alone, tmp_path_factory.mktemp("alone"))["one"]
-        codes = [child.wait(300) for child in children]
+    children = started(out)
+    alone = {"one": Case(SPEC, resident=True)}  # which takes the steps of any run
+    one = launched_together(alone, tmp_path_factory.mktemp("alone"))["one"]
+    codes = [child.wait(300) for child in children]
     said = [(out / f"said{rank}.txt").read_text() for rank in (0, 1)]
     found = [{r.spec.recipe: r for r in load_all(folder)[0]} for folder in (out, out / "node-1")]
     assert all(found), said
@@ -97,6 +87,20 @@ def test_it_trains_the_same_bit_for_bit(pair):
 def test_a_row_of_one_machine_runs_on_each_by_itself(pair):
     for rows in pair.rows:
         assert rows["single"].status is Status.OK and rows["single"].spec.nodes == 1
+
+
+@pytest.mark.thorough
+def test_a_rank_that_dies_ends_the_row_on_both_nodes(tmp_path):
+    words = WORDS.replace("ddp single", "ddp").replace("--steps 2", "--steps 4000")
+    children = started(tmp_path, words.replace("--timeout 200", "--timeout 100"))
+    far = tmp_path / "node-1"
+    until(lambda: ranks(tmp_path) and ranks(far))
+    os.kill(ranks(far)[1], signal.SIGKILL)
+    assert [child.wait(200) for child in children] == [1, 1]
+    near, lost = (load_all(folder)[0][0] for folder in (far, tmp_path))
+    assert near.status is Status.FAILED and "killed by SIGKILL from outside" in near.reason
+    assert lost.status is Status.NODE_LOST, lost.reason
+    assert "another node stopped answering in phase measure, step" in lost.reason
 
 
 def asked(**given) -> argparse.Namespace:

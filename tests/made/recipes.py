@@ -71,7 +71,7 @@ OTHERS: dict[str, list[str]] = {
     "adamw_bf16": ["single+bf16_pure+adamw_bf16", "single+bf16_pure+adamw_bf16:write=kahan"],
     "accumulate": ["single+accumulate", "single+accumulate:steps=4"],
     "float8": ["single+float8", "single+float8:dynamic=on,emulate=on"],
-    "palette": ["single+palette", "single+palette:bits=3,rows=16", "single+palette:bits=8"],
+    "palette": ["single+palette", "single+palette:bits=3,rows=16"],
     "ema": ["single+ema", "single+ema:place=cpu", "single+ema:place=none"],
 }  # fmt: skip
 """Where ``single+NAME`` does not show a strategy, or not all of it."""
@@ -85,7 +85,7 @@ SETTINGS: dict[str, list[str]] = {
 
 def on_single(workload: str) -> list[str]:
     """Those on ``single`` of strategies that all have an effect in ``workload``."""
-    kinds = {name for name, kind in CATALOG.items() if workload in kind.workloads}
+    kinds = {name for name, kind in CATALOG.items() if workload in kind.workloads} | {"single"}
     texts = [text for name in SETTINGS if name in kinds for text in SETTINGS[name]]
     inside = (text for text in texts if {p.partition(":")[0] for p in text.split("+")} <= kinds)
     return [text for text in inside if text.startswith("single")]
@@ -95,7 +95,6 @@ TRAINED_HERE = on_single(TRAIN)
 """test_catalog trains each in this process and asks all parts' evidence."""
 ELSEWHERE = ("single+compile",)
 DRAWN_HERE = [
-    "single",
     *(text for text in on_single(SAMPLE) if text not in ELSEWHERE and "budget" not in text),
     "single+bf16_pure+int8",
     "single+bf16+nf4",

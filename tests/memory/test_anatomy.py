@@ -15,7 +15,6 @@ from conftest import TINY
 from harness import cli
 from harness.memory import memory_breakdown
 from harness.memory.dissect import take
-from harness.memory.dissect.timeline import Stack, alike
 from harness.memory.record import MEASURED as CATEGORIES
 from harness.report import anatomy
 from harness.resolve import resolve
@@ -93,12 +92,6 @@ def test_a_step_is_followed_from_end_to_end(plain):
     assert line.bytes["optimizer_state"][0] == pytest.approx(2 * trainable, rel=0.01)
 
 
-def test_the_peak_is_explained(plain):
-    assert sum(lump.bytes for lump in plain.lumps) > 0.9 * plain.timeline.peak_bytes
-    assert plain.timeline.peak_phase in ("forward", "backward")
-    assert plain.timeline.peak_maker
-
-
 def test_the_activations_of_a_module_are_its_outputs(plain):
     made = {row.module: row.made for row in plain.kept}
     batch, tokens, hidden, depth = 4, plain.tokens, plain.hidden, plain.depth
@@ -120,10 +113,6 @@ def test_the_trace_and_autograd_count_the_same_activations(taken, recipe):
     assert max(abs(made - saved) - unsaved, 0) < 0.03 * max(made, saved)
 
 
-def test_recomputing_keeps_less(taken, plain):
-    assert made_total(taken("single+checkpoint")) < 0.4 * made_total(plain)
-
-
 def test_the_products_of_forward_are_the_closed_form_s(plain):
     """Operations are counted one by one; presets has the sum in closed form."""
     products = ("addmm", "mm", "bmm", "convolution", "_scaled_dot_product_flash_attention_for_cpu")
@@ -131,16 +120,6 @@ def test_the_products_of_forward_are_the_closed_form_s(plain):
     shape = presets.PRESETS["DiT-T/4"]
     assert counted == pytest.approx(presets.forward_flops(shape, batch=4), rel=0.01)
     assert plain.peak_flops > 1e8 and plain.bandwidth > 1e8
-
-
-def test_modules_are_named_in_backward_too():
-    module = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
-    stack, seen = Stack(module), []
-    with stack.watching():
-        out = module(torch.ones(2, 4))
-        out.grad_fn.register_prehook(lambda grads: seen.append(stack.now()))
-        out.sum().backward()
-    assert seen == ["1"] and alike("blocks.3.mlp.fc1") == "blocks.*.mlp.fc1"
 
 
 # -- the page --

@@ -7,15 +7,14 @@ import threading
 
 import pytest
 import torch
-import torch.distributed as dist
-from torch.profiler import ProfilerActivity, profile, record_function
+from conftest import highest
+from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import _disable_current_modes
 
 from harness.memory import op_facts
 from harness.memory import tracer as tracer_module
-from harness.memory.tracer import Tracer, gloo_wait
+from harness.memory.tracer import Tracer
 from strategies.inventory import AllocationScope
-from tests.children.counted import COUNTED, profiled_peak
 
 
 class Library:
@@ -61,27 +60,9 @@ def test_what_a_thread_still_held_of_a_collective_is_no_part_of_a_peak(waited, m
     assert peak == 4 * (512 if waited else 640)
 
 
-def test_a_work_that_gloo_was_waited_for_is_noticed(tmp_path):
-    noticed, wait = [], dist.Work.wait
-    with gloo_wait(lambda: noticed.append("before")):
-        assert dist.Work.wait is wait, "nothing to notice without a process group"
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    try:
-        with gloo_wait(lambda: noticed.append("sync")):
-            dist.all_reduce(torch.ones(4))
-        dist.all_reduce(torch.ones(4))
-    finally:
-        dist.destroy_process_group()
-    assert noticed == ["sync"] and dist.Work.wait is wait
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_product_in_four_bits_holds_its_weight_turned_back(dtype):
-    """By torch's profiler, which sees what is allocated within the one operation.
-
-    oneDNN's products of 16 bits take scratch of their own, by the CPU's instructions. So the same
-    product with a whole weight is measured beside it.
-    """
+    """By torch's profiler, which sees what is allocated within the one operation."""
     pytest.importorskip("bitsandbytes")
     from strategies.adapters.quantised_base import pack
 
@@ -98,13 +79,10 @@ def peak_of(layer, x) -> int:
     """Bytes allocated at the fullest instant of ``layer(x)``."""
     with torch.no_grad():
         layer(x)  # tables are made once
-        with (
-            profile(activities=[ProfilerActivity.CPU], profile_memory=True) as prof,
-            record_function(COUNTED),
-        ):
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as prof:
             out = layer(x)
     assert out.shape == (64, 1024)
-    return profiled_peak(prof)
+    return highest(prof)
 
 
 @pytest.mark.parametrize(("registered", "taken"), [(False, 32768), (True, 20000)])
@@ -121,11 +99,3 @@ def test_what_torch_pinned_for_a_gpu_takes_whole_blocks(registered, taken, monke
     assert [s.size for s in tracer.record.storages] == [taken, 32768, 400]
 
 
-def test_a_storage_that_dispatch_modes_watch_is_asked_whether_it_is_pinned():
-    tracer = Tracer({"cpu": "device"})
-    tracer.places = None
-    with tracer:
-        kept = torch.ones(5000)
-        tracer.see(kept[:3], "gradient")
-        kept.untyped_storage().resize_(8000)
-    assert kept.numel() and [s.size for s in tracer.record.storages] == [20000, 8000]

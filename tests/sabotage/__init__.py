@@ -13,7 +13,7 @@ import itertools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from tests.sabotage.ranks import CUT, DRAWN, RANKS, SHARED, STAGES
+from tests.sabotage.ranks import CUT, DRAWN, RANKS, SHARED, STAGES, named
 
 if TYPE_CHECKING:
     from harness.worker.loop import Run
@@ -56,11 +56,9 @@ def groups_not_averaged(run: Run) -> None:
         group.mesh_info.replicate_process_group = alone
 
 
-SHARDED: dict[str, Callable[[Run], None]] = {
-    change.__name__: change for change in (one_block_not_reduced, one_block_divided_twice)
-}
+SHARDED = named(one_block_not_reduced, one_block_divided_twice)
 """Name -> change to a run of ``fsdp2`` before its first step."""
-HYBRID: dict[str, Callable[[Run], None]] = {groups_not_averaged.__name__: groups_not_averaged}
+HYBRID = named(groups_not_averaged)
 """Name -> change to a run of ``hsdp`` before its first step."""
 SHARDS = SHARDED | HYBRID
 
@@ -88,40 +86,15 @@ def _at_the_step(run: Run, change: Callable[[list[Any]], object]) -> None:
     optimizer.step = stepped
 
 
-def bf16_inside(run: Run) -> None:
-    """Run forward, and with it backward, under bfloat16 autocast."""
-    import torch
-
-    forward, kind = run.trained.model.forward, run.trained.accelerator.device.type
-
-    def lowered(*given: Any, **named: Any) -> Any:
-        with torch.autocast(kind, torch.bfloat16):
-            return forward(*given, **named).float()
-
-    run.trained.model.forward = lowered
-
-
 def rounded(run: Run) -> None:
     """Round each gradient to bfloat16 when it is computed."""
     _on_gradients(run, lambda gradient: gradient.bfloat16().float())
-
-
-def doubled_before_the_norm(run: Run) -> None:
-    """Double each gradient when it is computed."""
-    _on_gradients(run, lambda gradient: gradient * 2)
 
 
 def doubled_behind_the_norm(run: Run) -> None:
     """Double gradients after their norm is logged: Adam is insensitive to a scale except by its
     epsilon."""
     _at_the_step(run, lambda parameters: [p.grad.mul_(2) for p in parameters])
-
-
-def decayed_twice(run: Run) -> None:
-    """Apply weight decay twice in each step: no logged value of that step shows it."""
-    settings = run.trained.settings
-    kept = 1 - settings.learning_rate * settings.weight_decay
-    _at_the_step(run, lambda parameters: [p.data.mul_(kept) for p in parameters])
 
 
 def stale(run: Run) -> None:
@@ -142,18 +115,6 @@ def one_parameter_not_stepped(run: Run) -> None:
     parameters = _trained(run)
     chosen = parameters[len(parameters) // 2]
     _at_the_step(run, lambda _: setattr(chosen, "grad", None))
-
-
-def gradients_not_cleared(run: Run) -> None:
-    """Add the gradients of the second step to those of the first."""
-    optimizer, calls = run.trained.optimizer, itertools.count()
-    clear = optimizer.zero_grad
-
-    def cleared(*given: Any, **named: Any) -> None:
-        if next(calls):
-            clear(*given, **named)
-
-    optimizer.zero_grad = cleared
 
 
 def one_micro_batch_dropped(run: Run) -> None:
@@ -205,23 +166,16 @@ def _from_the_second_on(call: Callable[[], None]) -> Callable[[], None]:
     return lambda: call() if next(calls) else None
 
 
-SABOTAGES: dict[str, Callable[[Run], None]] = {
-    change.__name__: change
-    for change in (
-        bf16_inside,
-        rounded,
-        doubled_before_the_norm,
-        doubled_behind_the_norm,
-        decayed_twice,
-        stale,
-        gradients_not_cleared,
-        one_parameter_not_stepped,
-        one_micro_batch_dropped,
-        other_labels_dropped,
-        timesteps_rounded,
-        average_a_step_late,
-    )
-}
+SABOTAGES = named(
+    rounded,
+    doubled_behind_the_norm,
+    stale,
+    one_parameter_not_stepped,
+    one_micro_batch_dropped,
+    other_labels_dropped,
+    timesteps_rounded,
+    average_a_step_late,
+)
 """Name -> change to a run before its first step."""
 ALL = SABOTAGES | RANKS | SHARED | DRAWN | CUT | SHARDS | STAGES
 """Name -> change, for the worker's hook (``harness.worker.measure.altered``)."""

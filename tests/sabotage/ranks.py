@@ -6,12 +6,15 @@ They extend ``tests.sabotage``. Losses alone do not reveal most of them.
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from harness.worker.loop import Run
+
+
+def named(*changes: Callable[[Run], None]) -> dict[str, Callable[[Run], None]]:
+    return {change.__name__: change for change in changes}
 
 
 LATER = 100
@@ -112,49 +115,18 @@ def _cut_layers(run: Run, axis: int) -> list[Any]:
             and m.weight.device_mesh.ndim == 2]  # fmt: skip
 
 
-def norm_of_own_parts(run: Run) -> None:
-    """Clip gradients by the norm of this rank's own part."""
-    import torch
-
-    trained = run.trained
-    limit = trained.settings.grad_clip or float("inf")
-
-    def own() -> Any:
-        grads = [p.grad.to_local() for p in trained.module.parameters() if p.grad is not None]
-        norm = torch.nn.utils.get_total_norm(grads)
-        for grad in grads:
-            grad.mul_((limit / (norm + 1e-6)).clamp(max=1.0))
-        return norm
-
-    trained.gradient_norm = own
-
-
-RANKS: dict[str, Callable[[Run], None]] = {one_rank_left_out.__name__: one_rank_left_out}
+RANKS = named(one_rank_left_out)
 """Name -> change to a run of several replicas before its first step."""
-SHARED: dict[str, Callable[[Run], None]] = {
-    change.__name__: change
-    for change in (
-        attention_of_own_tokens,
-        positions_of_the_first_part,
-        samples_of_their_own,
-        gradients_not_averaged,
-    )
-}
+SHARED = named(
+    attention_of_own_tokens,
+    positions_of_the_first_part,
+    samples_of_their_own,
+    gradients_not_averaged,
+)
 """Name -> change to a run of ``ddp+sp`` before its first step."""
-DRAWN: dict[str, Callable[[Run], None]] = {
-    change.__name__: change
-    for change in (attention_of_own_tokens, positions_of_the_first_part, parts_not_joined)
-}
+DRAWN = named(attention_of_own_tokens, positions_of_the_first_part, parts_not_joined)
 """Name -> change to ranks of ``ddp+sp`` before they load samples."""
-CUT: dict[str, Callable[[Run], None]] = {
-    change.__name__: change
-    for change in (
-        heads_dealt_as_they_lie,
-        products_not_summed,
-        gradients_not_summed,
-        norm_of_own_parts,
-    )
-}
+CUT = named(heads_dealt_as_they_lie, products_not_summed, gradients_not_summed)
 """Name -> change to a run of ``fsdp2+tp`` before its first step."""
 
 
@@ -162,62 +134,17 @@ CUT: dict[str, Callable[[Run], None]] = {
 # None of these errors raises an exception.
 
 
-def _once_there_is_a_schedule(run: Run, change: Callable[[Any], None]) -> None:
-    """Apply ``change`` to the model in the first step, when the schedule is built: only then are
-    the shapes of the tensors between stages known."""
+def gradients_not_divided_by_micro_batches(run: Run) -> None:
+    """Sum gradients over the micro-batches of a step without dividing, once the first step has
+    built the schedule: Adam is insensitive to a scale."""
     model = run.trained.model
     begin = model._begin
 
     def begun(*given: Any) -> None:
         begin(*given)
-        change(model)
+        model.schedule.scale_grads = False
 
     model._begin = begun
-
-
-def gradients_not_divided_by_micro_batches(run: Run) -> None:
-    """Sum gradients over the micro-batches of a step without dividing: Adam is insensitive to a
-    scale."""
-    _once_there_is_a_schedule(run, lambda model: setattr(model.schedule, "scale_grads", False))
-
-
-def last_micro_batch_of_the_schedule_lost(run: Run) -> None:
-    """Report the loss of the last micro-batch without its gradient."""
-    model = run.trained.model
-    loss, micro = model.loss, run.trained.engine.micro
-
-    def without_the_last(number: int, hidden: Any) -> Any:
-        out = loss(number, hidden)
-        if number == micro - 1:
-            out.register_hook(lambda gradient: gradient * 0)
-        return out
-
-    model.loss = without_the_last
-
-
-def conditions_of_another_micro_batch(run: Run) -> None:
-    """Give blocks after the first stage the condition of the previous micro-batch."""
-
-    def mix(model: Any) -> None:
-        module, before = model.stages[-1].submod, []
-        forward = module.forward
-
-        def with_an_older(*received: Any) -> Any:
-            before.append(received[1:])
-            return forward(*received[:1], *before[max(0, len(before) - 2)])
-
-        if module.run > 0:
-            module.forward = with_an_older
-
-    _once_there_is_a_schedule(run, mix)
-
-
-def norm_of_one_stage(run: Run) -> None:
-    """Compute the gradient norm of one stage without the sum over stages."""
-    from strategies.engine import Engine
-
-    engine = run.trained.engine
-    object.__setattr__(engine, "norm", functools.partial(Engine.norm, engine))  # frozen
 
 
 def all_forward_before_any_backward(run: Run) -> None:
@@ -243,13 +170,6 @@ def every_stage_keeps_the_whole_model(run: Run) -> None:
         module.register_parameter(name.replace(".", "_"), weight)
 
 
-def runs_of_blocks_in_another_order(run: Run) -> None:
-    """Reverse the order of a stage's blocks, so that its second run replaces its first."""
-    blocks = run.trained.model.cut.blocks
-    each = list(blocks.values())
-    blocks.update(zip(blocks, each[::-1], strict=True))
-
-
 def one_parameter_of_the_last_stage_not_stepped(run: Run) -> None:
     """Remove a parameter from the last stage's optimizer: no other rank can detect it."""
     if run.trained.model.cut.last:
@@ -263,31 +183,11 @@ def gradients_of_replicas_not_averaged(run: Run) -> None:
     object.__setattr__(ranks, "average", lambda gradients: None)  # the object is frozen
 
 
-NUMBERS: dict[str, Callable[[Run], None]] = {
-    change.__name__: change
-    for change in (
-        gradients_not_divided_by_micro_batches,
-        last_micro_batch_of_the_schedule_lost,
-        conditions_of_another_micro_batch,
-        norm_of_one_stage,
-    )
-}
-"""Name -> change to a run of ``pp`` before its first step that changes the numbers."""
-REPEATED: dict[str, Callable[[Run], None]] = {
-    gradients_of_replicas_not_averaged.__name__: gradients_of_replicas_not_averaged
-}
-"""The same for several replicas of each stage."""
-STAGES = {
-    **NUMBERS,
-    **REPEATED,
-    **{
-        change.__name__: change
-        for change in (
-            all_forward_before_any_backward,
-            every_stage_keeps_the_whole_model,
-            runs_of_blocks_in_another_order,
-            one_parameter_of_the_last_stage_not_stepped,
-        )
-    },
-}
-"""All of them, and changes that violate the requested placement or order."""
+STAGES = named(
+    gradients_not_divided_by_micro_batches,
+    gradients_of_replicas_not_averaged,
+    all_forward_before_any_backward,
+    every_stage_keeps_the_whole_model,
+    one_parameter_of_the_last_stage_not_stepped,
+)
+"""Name -> change to a run of ``pp`` before its first step."""

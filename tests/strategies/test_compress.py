@@ -13,14 +13,42 @@ from harness.memory.traced_step import register_living
 from harness.memory.tracer import Tracer
 from strategies import CATALOG
 from strategies.base import NotInForce, Settings
-from strategies.communication import compress
+from strategies.communication import compress, topk, wire
 from strategies.communication.compress import Compress
 from strategies.communication.topk import TopK
 from strategies.engine import TrainingRun
 from tests.made.dits import build
-from tests.made.stubs.wire import LOST
 
 LAUNCH = CATALOG["ddp"].launch("cpu", 1, SUBJECT)
+
+
+def dense(self, trained):
+    """torch's own all-reduce, counted."""
+    hooks, _, counted = wire.counted_hooks()
+    return wire.Compression(trained, lambda bucket: hooks.allreduce_hook(None, bucket), counted)
+
+
+class Forgetful(topk.TopKHook):
+    """Keeps nothing back."""
+
+    def _largest(self, place, gradient):
+        kept, where = super()._largest(place, gradient)
+        self.left[place] = torch.zeros_like(gradient)
+        return kept, where
+
+
+LOST = {
+    "no hook at all": (Compress(), lambda *_: None),
+    "dense for fp16": (Compress(kind="fp16"), dense),
+    "bf16 for fp16": (Compress(kind="fp16"), lambda _, t: compress.cast(t, "bf16")),
+    "dense for powersgd": (Compress(kind="powersgd"), dense),
+    "another rank": (Compress(kind="powersgd"), lambda _, t: compress.PowerSgd(t, 2)),
+    "no top-k hook": (TopK(), lambda *_: None),
+    "dense for top-k": (TopK(), dense),
+    "more is sent": (TopK(), lambda _, t: topk.TopKHook(t, 0.02)),
+    "the rest is forgotten": (TopK(), lambda _, t: Forgetful(t, 0.01)),
+}
+"""What happened instead -> (strategy, its ``attach``)."""
 
 
 @pytest.fixture
@@ -71,10 +99,7 @@ def trained_with(strategy, steps: int = 4) -> TrainingRun:
     ("strategy", "low", "high"),
     [
         (Compress(kind="fp16"), 0.5, 0.5),
-        (Compress(kind="bf16"), 0.5, 0.5),
-        (Compress(kind="powersgd"), 0.02, 0.1),
         (Compress(kind="powersgd", rank=1), 0.01, 0.05),
-        (TopK(), 0.02, 0.021),
         (TopK(keep=0.1), 0.2, 0.201),
     ],
     ids=str,
@@ -122,12 +147,6 @@ def test_what_is_kept_back_survives_a_resume(group, tmp_path):
             assert torch.equal(mine, saved)
 
 
-@pytest.mark.parametrize("strategy", sorted({s for s, _ in LOST.values()}, key=str), ids=str)
-def test_evidence_is_there_when_the_hook_is_its_own(strategy, group):
-    # Past the first steps, which are dense where a variance is still to be frozen.
-    assert strategy.evidence(trained_with(strategy, steps=6))
-
-
 @pytest.mark.parametrize("case", LOST)
 def test_evidence_is_lost_when_the_hook_is_another(case, group, monkeypatch):
     strategy, attach = LOST[case]
@@ -137,21 +156,6 @@ def test_evidence_is_lost_when_the_hook_is_another(case, group, monkeypatch):
         strategy.evidence(trained)
 
 
-@pytest.mark.parametrize("kind", ["fp16", "bf16"])
-def test_the_type_on_the_wire_is_that_of_what_was_handed_over(kind, group):
-    strategy = Compress(kind=kind)
-    facts = strategy.evidence(trained_with(strategy))
-    assert facts["wire_dtype"] == {"fp16": "float16", "bf16": "bfloat16"}[kind]
-
-
-def test_low_rank_bytes_follow_from_rank_and_shapes():
-    matrix, bias, kernel = torch.empty(384, 128), torch.empty(384), torch.empty(128, 4, 2, 2)
-    assert compress.low_rank_bytes([matrix], 4) == 4 * 4 * (384 + 128)
-    assert compress.low_rank_bytes([matrix.bfloat16()], 1) == 2 * (384 + 128)
-    assert compress.low_rank_bytes([bias, matrix], 500) == bias.nbytes + matrix.nbytes
-    assert compress.low_rank_bytes([kernel], 4) == 4 * 4 * (128 + 16)
-
-
 def test_the_dense_steps_before_powersgd_prove_nothing(group):
     strategy = Compress(kind="powersgd")
     with pytest.raises(NotInForce, match="first 2 steps are dense"):
@@ -159,9 +163,3 @@ def test_the_dense_steps_before_powersgd_prove_nothing(group):
     assert strategy.evidence(trained_with(strategy, steps=3))["wire_bytes"] > 0
 
 
-def test_a_step_that_the_hook_did_not_see_is_noticed(group):
-    strategy = Compress()
-    trained = trained_with(strategy)
-    trained.attached["compress"].after_step()
-    with pytest.raises(NotInForce, match="the hook received no gradients"):
-        strategy.evidence(trained)

@@ -10,7 +10,6 @@ import torch
 from conftest import SUBJECT, TINY
 
 from harness.resolve import resolve
-from harness.subjects.objectives import Masked
 from harness.system import requirements
 from strategies import parse
 from strategies.base import BadInput
@@ -58,23 +57,6 @@ def test_a_training_over_tokens_is_the_same_with_each(text, train_here):
         assert float(mine) == pytest.approx(float(theirs), rel=1e-5)
     for mine, theirs in zip(other.norms, usual.norms, strict=True):
         assert float(mine) == pytest.approx(float(theirs), rel=1e-4)
-
-
-def test_only_hidden_tokens_count_and_the_more_the_smaller_t():
-    seen = []
-
-    def predict(pair, t):
-        seen.append(pair)
-        return torch.zeros(1)
-
-    x = torch.arange(64).expand(2, -1)
-    noise = torch.linspace(0.01, 0.99, 64).expand(2, -1)
-    Masked().loss(predict, x, torch.tensor([0.0, 0.99]), noise)
-    shown, wanted = seen[0].unbind(1)
-    hidden = shown == Masked.HIDDEN
-    assert hidden[0].all() and 0 < hidden[1].sum() < 4
-    assert torch.equal(wanted[hidden], x[hidden]) and (wanted[~hidden] == functions.IGNORED).all()
-    assert torch.equal(shown[~hidden], x[~hidden])
 
 
 def test_a_model_s_loss_is_that_of_its_logits():

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import SUBJECT, TINY, observe_here, part_named
+from conftest import SUBJECT, TINY
 from safetensors.torch import load_file, save_file
 
 from harness.planner import pool
@@ -16,9 +16,6 @@ from harness.suite.rows import identity
 from strategies import parse
 from strategies.base import BadInput
 from strategies.distillation import files
-from strategies.distillation import teacher as begun
-from strategies.distillation.distill import Distill
-from strategies.evidence.rules import settings
 from strategies.recipe import RecipeError
 from tests.made.machines import machine
 
@@ -44,37 +41,10 @@ def file(tmp_path_factory) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("depth", "of", "answers"),
-    [
-        (2, 4, [1, 3]),
-        (6, 12, [1, 3, 5, 7, 9, 11]),
-        (1, 4, [3]),
-        (4, 4, [0, 1, 2, 3]),
-        (4, 2, [0, 0, 1, 1]),
-    ],
-)
-def test_blocks_are_matched_evenly(depth, of, answers):
-    assert begun.ends(depth, of) == answers
-
-
-def test_the_teacher_s_size_is_the_file_s_or_what_is_given(file):
-    student = resolve(FLOW).subject
-    assert Distill(teacher=str(file)).teacher_of(student).dimensions[:3] == (4, 128, 4)
-    assert Distill().teacher_of(student).dimensions[:3] == (4, 128, 4), "twice the blocks"
-    wide = Distill(width=256, depth=3).teacher_of(student)
-    assert wide.dimensions[:3] == (3, 256, 8), "heads of as many units"
-    assert wide.shape.patch_size == student.shape.patch_size
-    with pytest.raises(BadInput, match=r"depth is 3, and .* has 4"):
-        Distill(teacher=str(file), depth=3).teacher_of(student)
-
-
-@pytest.mark.parametrize(
     ("recipe", "fields", "wanted"),
     [
         ("ddp+distill+lora", {}, ["a student trains whole"]),
-        ("ddp+distill+controlnet", {}, ["a student trains whole"]),
         ("ddp+distill+prune_structured", {}, ["layers of its own"]),
-        ("ddp+distill+compile", {}, ["leave compile out"]),
         ("ddp+distill+sp", {}, ["leave sp out"]),
         ("ddp+distill:teacher=none.safetensors", {}, ["no file none.safetensors", "run.sh train"]),
         ("ddp+distill:width=130", {}, ["width", "heads"]),
@@ -83,8 +53,6 @@ def test_the_teacher_s_size_is_the_file_s_or_what_is_given(file):
         ("ddp+distill", {"model": "DiT-T/8:tokens=64", "objective": "masked", "data": "synthetic"},
          ["no depth and width"]),
         ("ddp+distill", {"model": "flux-dev", "data": "synthetic"}, ["flux-dev has no depth"]),
-        ("ddp+distill:feature=1.0", {"model": "pixart-sigma", "data": "synthetic",
-         "objective": "epsilon"}, ["leave feature out"]),
     ],
 )  # fmt: skip
 def test_what_does_not_go_with_it_is_refused_by_name(recipe, fields, wanted):
@@ -97,8 +65,6 @@ def test_what_does_not_go_with_it_is_refused_by_name(recipe, fields, wanted):
     [
         ("distill:weight=0", ["the teacher is not used"]),
         ("distill:weight=2", ["weight is 2", "[0, 1]"]),
-        ("distill:store=fp64", ["'fp64'", "fp32, bf16"]),
-        ("distill:depth=-1", ["depth is -1"]),
     ],
 )
 def test_what_is_no_distillation_is_refused(text, wanted):
@@ -173,15 +139,6 @@ def test_the_loss_is_the_sum_of_its_terms(file, train_here):
     ]
     wanted = 0.75 * true + 0.25 * (out - target).square().mean() + 0.5 * sum(features) / 2
     assert float(log.losses[0]) == pytest.approx(float(wanted), rel=1e-5)
-
-
-def test_what_one_term_weighs_is_a_setting(train_here):
-    run, log = train_here(train("single+distill:weight=1"), 1)
-    observe_here(run, log, "single+distill:weight=1")
-    facts = part_named("single+distill:weight=1", "distill").evidence(run.trained)
-    assert settings(facts) == ["weights_in_backward"] and facts["weights_in_backward"] == {
-        "output": 1.0
-    }
 
 
 @pytest.mark.parametrize("more", ["accumulate", "accumulate+checkpoint"])

@@ -8,11 +8,8 @@ import dataclasses
 
 import pytest
 import torch
-from conftest import DRAWN, SUBJECT, TINY, part_named
-from rich.console import Console
+from conftest import DRAWN, SUBJECT, TINY
 
-from harness.commands import listing
-from harness.commands.doctor import why_not
 from harness.resolve import resolve
 from strategies import CATALOG, parse
 from strategies.base import Conflict, NotInForce
@@ -22,8 +19,6 @@ from strategies.sampling import eight_bits
 from strategies.sampling.palettes import indices_of, pack, palettes, unpack
 from strategies.sharding import sharding_kinds
 from strategies.workloads import SAMPLE, TRAIN
-from tests.made import mission
-from tests.made.machines import machine
 from tests.made.recipes import DRAWN_HERE
 from tests.made.stand_ins import STAND_INS
 from tests.made.stubs import LOST_WHEN_DRAWN
@@ -33,8 +28,7 @@ def drawing(text: str) -> dataclasses.replace:
     return dataclasses.replace(DRAWN, recipe=text)
 
 
-# test_mission draws the others.
-@pytest.mark.parametrize("text", [t for t in DRAWN_HERE if t not in mission.DRAWN.values()])
+@pytest.mark.parametrize("text", DRAWN_HERE)
 def test_evidence_is_shown_by_samples_drawn(text, draw_here):
     drawn = draw_here(drawing(text))
     parts = parse(text, workload=SAMPLE).strategies
@@ -64,9 +58,7 @@ def part_facts(drawn, name: str) -> dict:
     ("text", "least", "most"),
     [
         ("int8", 8, 8.5),
-        ("float8", 8, 8.5),
         ("nf4", 4, 4.6),
-        ("palette", 4, 4.1),
         ("palette:bits=3,rows=16", 3, 3.6),
     ],
 )
@@ -108,12 +100,6 @@ def test_palettes_are_those_of_k_means(bits):
     assert same.abs().max() < 1e-6, "each value goes to the nearest entry"
 
 
-def test_a_palette_of_few_values_is_exact():
-    values = torch.tensor([[0.5, -1.0, 0.5, 2.0, -1.0, 2.0, 0.0, 0.5]])
-    found = palettes(values, 2)
-    assert torch.equal(found.gather(1, indices_of(values, found).long()), values)
-
-
 # ---- what makes no sense in a workload ----
 
 
@@ -143,19 +129,13 @@ def test_each_strategy_is_refused_where_it_has_no_effect(name):
     [
         ("single+sgd", SAMPLE, ["sgd", "no optimizer", "leave it out"]),
         ("zero1", SAMPLE, ["zero1", "no optimizer state", "take single"]),
-        ("single+accumulate", SAMPLE, ["accumulate", "no gradients"]),
         ("single+ema", SAMPLE, ["ema", "--weights"]),
-        ("single+checkpoint", SAMPLE, ["checkpoint", "nothing is kept"]),
         ("single+fp16", SAMPLE, ["fp16", "no loss to scale", "fp16_pure"]),
-        ("single+compile:budget=0.5", SAMPLE, ["compile", "leave budget=0.5 out"]),
         ("single+lora", SAMPLE, ["lora", "merge lora", "--weights"]),
         ("single+sp", SAMPLE, ["sp: one process cannot share", "take ddp"]),
-        ("ddp", SAMPLE, ["ddp: samples are drawn by one process", "take single, or ddp+sp"]),
         ("fsdp2+sp", SAMPLE, ["fsdp2: samples are drawn", "take single, or ddp+sp"]),
-        ("fsdp2+tp", SAMPLE, ["fsdp2: samples are drawn"]),
         ("single+fp8", SAMPLE, ["fp8: its layers", "float8:dynamic=on"]),
         ("single+int8", TRAIN, ["int8", "no gradient", "qlora"]),
-        ("single+palette", TRAIN, ["palette", "no gradient"]),
         ("single+fp16_pure", TRAIN, ["fp16_pure", "take fp16"]),
     ],
 )
@@ -183,14 +163,6 @@ def test_what_is_no_strategy_is_refused_with_the_reason(name):
     assert name.lower().replace("-", "_") not in CATALOG
 
 
-def test_the_list_says_what_is_not_here(capsys):
-    listing.print_list(Console(width=200))
-    listed = capsys.readouterr().out
-    for name, why in ABSENT.items():
-        listing.print_one(name, Console(width=200))
-        assert name in listed and why[:40] in " ".join(capsys.readouterr().out.split())
-
-
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
@@ -212,28 +184,3 @@ def test_a_sampling_run_that_cannot_be_is_refused_by_name(fields, words):
     assert [word for word in words if word not in str(caught.value)] == []
 
 
-@pytest.mark.parametrize("name", ["int8", "float8", "nf4", "palette", "fp16_pure"])
-def test_the_doctor_looks_at_a_part_where_it_has_an_effect(name, tmp_path):
-    lack = why_not(name, machine(tmp_path))
-    assert lack is None or "--workload sample" not in lack.hint + lack.text
-
-
-def test_products_in_float8_are_refused_where_they_cannot_be():
-    spec = dataclasses.replace(DRAWN, recipe="single+float8:dynamic=on", processes=1)
-    assert "fp8" in resolve(spec).needs and resolve(spec).refusal is None
-    on_gpu = dataclasses.replace(spec, device="cuda")
-    assert "gives bfloat16; add bf16_pure" in str(resolve(on_gpu).refusal)
-    pure = dataclasses.replace(on_gpu, recipe="single+bf16_pure+float8:dynamic=on")
-    assert resolve(pure).refusal is None
-    there = dataclasses.replace(on_gpu, recipe="single+float8:dynamic=on,emulate=on")
-    assert "leave emulate out" in str(resolve(there).refusal)
-    odd = dataclasses.replace(spec, model="DiT-T/8:width=72,heads=3")
-    assert "multiples of 16, and the width is 72" in str(resolve(odd).refusal)
-    with pytest.raises(RecipeError, match="give dynamic=on too"):
-        parse("single+float8:emulate=on", workload=SAMPLE)
-
-
-def test_codes_do_not_divide_where_a_width_does_not():
-    reason = refusal("single+palette:rows=7", SAMPLE)
-    assert "rows is 7" in reason and "leave rows out" in reason
-    assert part_named("single+palette:rows=16", "palette").rows == 16

@@ -1,7 +1,4 @@
-"""Strategies on two processes: started by accelerate, each with the evidence of all its parts.
-
-The runs share a start (``launched_together``).
-"""
+"""Strategies on two processes: started by accelerate, each with the evidence of all its parts."""
 
 from __future__ import annotations
 
@@ -35,10 +32,7 @@ TRAINED = "adapters.safetensors"
 
 PAIRS = {
     "zero3+bf16_pure+lora:dtype=fp32+checkpoint": LONGER,
-    "fsdp2+bf16_pure:autocast=on+lora:dtype=fp32": LONGER,
     "fsdp2+lora:blocks=1+checkpoint": LONGER,
-    "zero3+dora:targets=ffn,blocks=1": LONGER,
-    "zero2+bf16+lokr": LONGER,
     "zero3+bf16+oft+checkpoint": LONGER,
     "fsdp2+bf16+loha": LONGER,
     "zero3+prune": LONGER,
@@ -50,30 +44,23 @@ PAIRS = {
     "zero3+attend:kernel=flash+checkpoint:keep=nothing+bf16_pure": TWO,
     "ddp+block_swap:blocks=3+accumulate": DEEP,
     "fsdp2_offload+bf16+checkpoint+accumulate": TWO,
-    "fsdp2:reshard=off+compile:backend=aot_eager": TWO,
     "fsdp2+bf16+checkpoint:share=0.5+compile:backend=aot_eager": TWO,
     "fsdp2+adam8bit:lib=torchao+offload_activations": TWO,
     "fsdp2+bf16_pure+muon": TWO,
-    "fsdp2+adam16bit": TWO,
-    "zero2+bf16+adam16bit": TWO,
-    "ddp+came": TWO,
     "ddp+prodigy+accumulate": LONGER,
     "fsdp2+controlnet": LONGER,
     "fsdp2+fp8:emulate=on,gather=fp8": dataclasses.replace(TWO, global_batch=2),
     "fsdp2+optimizer_in_backward": DEEP,
     f"ddp+{SPARSE}": dataclasses.replace(TWO, learning_rate=0.1),
     "ddp+cross_entropy+accumulate": TOKENS,
-    "zero3+cross_entropy:kind=fused": TOKENS,
 }
 TAUGHT = "zero3+distill:depth=3,feature=0.5"
 PAIRS[TAUGHT] = DEEP
-SPLIT_ADAPTERS = [("zero3", "lora"), *(("fsdp2", k) for k in ("dora", "qlora", "cast+lora"))]
+SPLIT_ADAPTERS = [("zero3", "lora"), ("fsdp2", "dora"), ("fsdp2", "qlora")]
 ADAPTERS = [f"{sharding}+{kind}" for sharding, kind in SPLIT_ADAPTERS]
 ADAPTERS += [f"ddp+{kind}" for kind in dict.fromkeys(kind for _, kind in SPLIT_ADAPTERS)]
 STRIPS = [
     "zero3+bf16+checkpoint",
-    "ddp+offload_activations+accumulate:steps=2",
-    "fsdp2+bf16+checkpoint",
     "ddp+bf16_pure+block_swap:blocks=4+cast+lora+checkpoint",
 ]
 """Recipes of a subject that is no DiT."""
@@ -175,25 +162,12 @@ def test_it_is_launched_and_audited_like_any_other(row, train_here):
     assert len(losses) == 2 and row.losses[:2] == pytest.approx(losses, rel=close)
 
 
-def test_memory_is_predicted_of_a_subject_of_one_s_own_and_of_a_student(runs, tmp_path):
-    names = [*(f"strip-{folder_of(recipe)}" for recipe in STRIPS[2:]), folder_of(TAUGHT)]
-    rows = [runs[0][name] for name in names]
+def test_memory_is_predicted_of_own_subjects_students_and_early_steps(runs, tmp_path):
+    names = [*(f"strip-{recipe}" for recipe in STRIPS), TAUGHT, ALIKE[1]]
+    rows = [runs[0][folder_of(name)] for name in names]
     predicted = pool.predict_all([resolve(row.spec) for row in rows], tmp_path)
     for row, found in zip(rows, predicted, strict=True):
         assert found.method == "trace", found.reason
         assert found.steady.bytes == pytest.approx(row.ranks[0].categories.total, rel=0.01)
 
 
-def test_gradients_that_go_within_backward_are_in_the_prediction(runs, tmp_path):
-    row = runs[0][folder_of(ALIKE[1])]
-    (found,) = pool.predict_all([resolve(row.spec)], tmp_path)
-    assert found.steady.bytes == pytest.approx(row.ranks[0].categories.total, rel=0.005)
-
-
-@pytest.mark.parametrize("row", [f"strip-{STRIPS[1]}"], indirect=True)
-def test_it_has_flops_and_sizes_without_a_closed_form(row):
-    survey = resolve(STRIP).subject.survey
-    assert row.flops_per_step == 3 * STRIP.global_batch * survey.flops > 0
-    assert row.parameters == survey.parameters
-    assert survey.depth == 5 and len(survey.attention) == 3
-    assert "layers.0.modulation" not in survey.linears, "it works on one vector a sample"

@@ -8,7 +8,6 @@ import dataclasses
 import pytest
 from conftest import weights_digest
 
-from harness.planner.worker import predict
 from harness.resolve import resolve
 from tests.made.publics import MINIATURES, miniature
 
@@ -42,13 +41,6 @@ def test_a_block_that_is_sharded_again_is_refused(engine):
     assert f"calls {EMBEDDING} outside of its block" in why and "zero3" in why, why
     assert refusal(f"{engine}:reshard=off+bf16") is None
     assert refusal("zero3+bf16") is None
-
-
-@pytest.mark.parametrize("more", ["", "+lora"])
-def test_streamed_blocks_that_lend_layers_are_predicted(more):
-    spec = dataclasses.replace(small(f"single+block_swap:blocks=4{more}"), device="cuda")
-    found = predict(resolve(spec))
-    assert found.method == "trace", found.reason
 
 
 @pytest.mark.parametrize("more", ["", "+lora"])

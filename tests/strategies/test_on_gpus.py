@@ -7,7 +7,6 @@ import contextlib
 import functools
 import itertools
 from types import SimpleNamespace
-from unittest import mock
 
 import pytest
 import torch
@@ -18,11 +17,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from strategies.activations.offload_activations import Host, Offloaded
 from strategies.async_host_copy import MOST, AsyncHostCopy
 from strategies.base import Settings
-from strategies.engine import Engine
-from strategies.evidence import states
 from strategies.optimizers.table import torchao_adam
-from strategies.step.ema import PIECE, Staging
-from tests.made.offloaded import gradient_of, squares
+from strategies.step.ema import PIECE
 
 # -- optimizers that compile their step ------------------------------------------------------------
 
@@ -71,40 +67,6 @@ def test_a_traced_step_of_a_compiled_optimizer_is_taken_op_by_op(low_bit):
 # -- optimizers in host memory ---------------------------------------------------------------------
 
 
-@pytest.fixture
-def gpu_s_host(monkeypatch):
-    """What torchao's optimizer in host memory takes from a GPU: streams, and pinned memory."""
-    offload, empty_like = pytest.importorskip("torchao.optim.cpu_offload"), torch.empty_like
-    monkeypatch.setattr(offload, "get_available_devices", lambda: ["cpu", "cuda"])
-    monkeypatch.setattr(
-        torch, "empty_like", lambda t, *, pin_memory=False, **kw: empty_like(t, **kw)
-    )
-    for name in ("Stream", "current_stream"):
-        monkeypatch.setattr(torch.cuda, name, mock.MagicMock())
-    monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
-
-
-def test_state_in_host_memory_is_found_by_the_model_s_parameters(gpu_s_host):
-    """The audit looks up each parameter's count of steps, the report each one's first moment."""
-    from strategies.optimizers.torchao_adamw import HostAdamW
-
-    module = torch.nn.Linear(64, 64)  # a weight in host memory, a bias on the device
-    optimizer = HostAdamW(module.parameters(), lr=1e-3)
-    assert not optimizer.state
-    for _ in range(2):
-        module(torch.ones(1, 64)).sum().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    trained = SimpleNamespace(inner_optimizer=optimizer, module=module)
-    trained.engine = SimpleNamespace(
-        shards=functools.partial(Engine.shards, None),
-        state_of=functools.partial(Engine.state_of, None),
-    )
-    assert states.each_count(trained) == [2, 2]
-    for parameter in module.parameters():
-        assert states.first_moment(trained, parameter).abs().sum() > 0
-
-
 # -- what leaves the device ------------------------------------------------------------------------
 
 
@@ -118,46 +80,7 @@ def test_a_tensor_of_the_host_that_autograd_keeps_stays_where_it_is():
     assert isinstance(host.pack(kept), tuple), "where the device is the host, it is offloaded"
 
 
-def test_offloaded_activations_come_back_as_they_were():
-    """The forward and backward whose peak ``tests/worker/test_gpu.py`` measures on a GPU."""
-    host = Host(squares)
-    assert gradient_of(host, "cpu", 1024).equal(gradient_of(squares, "cpu", 1024))
-    assert host.moved["out"] == host.moved["back"] > 16
-
-
 # -- the average in host memory --------------------------------------------------------------------
-
-
-class Late(Staging):
-    """Copies that are made when they are waited for, as a stream may do; what is done is noted."""
-
-    def __init__(self, elements: int) -> None:
-        super().__init__(torch.device("cpu"), torch.float32, elements)
-        self.log: list[str] = []
-
-    def begin(self, index, piece):
-        self.log.append(f"begin {index}")
-
-        def wait() -> None:
-            self.log.append(f"wait {index}")
-            self.buffers[index % 2][: piece.numel()].copy_(piece)
-
-        return wait
-
-
-@pytest.mark.parametrize("size", [1, 4, 5, 8, 11])
-def test_the_next_piece_is_on_its_way_while_the_host_works_on_one(size):
-    staging, source = Late(4), torch.arange(float(size))
-    pieces = []
-    for piece in staging.read(source):
-        staging.log.append("work")
-        pieces.append(piece.clone())
-    assert torch.cat(pieces).equal(source)
-    count = -(-size // 4)
-    assert staging.log.count("work") == count
-    for index in range(1, count):
-        place = staging.log.index(f"begin {index}")
-        assert staging.log.index(f"wait {index - 1}") > place > 0, "two are under way"
 
 
 def test_a_prediction_for_a_gpu_has_the_buffers_of_an_average_on_the_host(train_here):

@@ -3,29 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 
 import pytest
+import torch
 from conftest import TINY
 
 from harness.resolve import resolve
 from harness.worker.setup import Building
 from strategies import parse
 from strategies.adapters.beside import chosen_blocks, most_blocks, own
+from strategies.adapters.coded import Coded
 from strategies.base import BadInput
 from strategies.recipe import RecipeError
 from tests.made.publics import miniature
 
 WRONG = {
     "lora:blocks=x": ["lora: blocks is 'x'", "0-9/12"],
-    "dora:blocks=0/3-1": ["'3-1'", "first4"],
-    "qlora:blocks=first0": ["'first0'"],
-    "lora:blocks=last2-4": ["'last2-4'"],
-    "lokr:blocks=": ["blocks is ''"],
     "loha:targets=to_q/": ["targets is 'to_q/'", "to_q/to_v"],
-    "lokr:factor=0": ["factor is 0"],
-    "loha:rank=two": ["rank is 'two'"],
     "oft:size=1": ["size is 1", "from 2"],
-    "lora:reach=all": ["reach is 'all'", "blocks, or model"],
     "lora:reach=model,blocks=0": ["leave blocks=0 out"],
     "oft:dtype=bf16": ["dtype is 'bf16'", "fp32"],
 }
@@ -43,10 +39,8 @@ def test_a_bad_value_is_named_with_its_key_and_what_to_write(part):
     ("text", "chosen", "most"),
     [
         ("all", [0, 1, 2, 3, 4, 5], 0),
-        ("0", [0], 1),
         ("1-2/5", [1, 2, 5], 6),
         ("first2/last1", [0, 1, 5], 2),
-        ("last9", [0, 1, 2, 3, 4, 5], 9),
         ("4-8/4", [4, 5], 9),
     ],
 )
@@ -101,3 +95,42 @@ def test_layers_outside_of_the_blocks_need_a_whole_model_on_each_rank():
     recipe = "zero3+bf16+lora:reach=model"
     row = resolve(dataclasses.replace(TINY, recipe=recipe, processes=2))
     assert "take one GPU or ddp" in str(row.recipe.refusal(row.launch))
+
+
+# -- layers that ``cast`` stores in 8 bits, by its parameter ``layers`` --
+
+
+def coded(train_here, recipe: str) -> set[str]:
+    spec = miniature("flux-dev", recipe)
+    run, _ = train_here(spec, 1)
+    parts = resolve(spec).recipe.strategies
+    facts = next(part for part in parts if part.name == "cast").evidence(run.trained)
+    named = run.trained.module.named_modules()
+    names = {name.removesuffix(".base_layer") for name, m in named if isinstance(m, Coded)}
+    assert facts["layers"] == len(names)
+    return names
+
+
+def test_all_layers_are_more_than_the_blocks(train_here):
+    blocks = coded(train_here, "single+cast+lora")
+    every = coded(train_here, "single+cast:layers=all+lora")
+    linears = {
+        name
+        for name, m in resolve(miniature("flux-dev", "single"))
+        .subject.build(0, "awake")
+        .named_modules()
+        if type(m) is torch.nn.Linear
+    }
+    assert blocks < every and every == linears
+
+
+def test_codes_need_no_bitsandbytes(train_here, monkeypatch):
+    monkeypatch.setitem(sys.modules, "strategies.adapters.quantised_base", None)  # it imports that
+    assert coded(train_here, "single+cast+lora")
+
+
+@pytest.mark.parametrize(("recipe", "processes"), [("single+cast:layers=all+head", 1),
+                                                   ("fsdp2+cast:layers=all+lora", 2)])  # fmt: skip
+def test_where_only_the_blocks_are_coded(recipe, processes):
+    found = resolve(miniature("flux-dev", recipe, processes=processes)).refusal
+    assert "leave layers out" in str(found)

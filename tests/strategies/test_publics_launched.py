@@ -1,9 +1,4 @@
-"""Each family of public models in miniature on two processes: it trains as alone, with evidence.
-
-Each family runs under one kind of strategy, the kinds in turn. Unlike ones also run under
-checkpoints with ZeRO-3, which ask the most of a foreign module: its weights are gathered once more
-for what is recomputed.
-"""
+"""Each family of public models in miniature on two processes: it trains as alone, with evidence."""
 
 from __future__ import annotations
 
@@ -14,10 +9,8 @@ from collections.abc import Callable, Iterator
 import pytest
 from conftest import Case, forget, launched_together, trained_here
 
-from harness.resolve import resolve
 from harness.result import Result, Status
 from strategies import parse
-from strategies.subject import PARTS
 from tests.made.publics import MINIATURES, miniature
 
 RECIPES = ("ddp", "zero2", "zero3", "ddp+lora", "ddp+checkpoint")
@@ -33,15 +26,6 @@ AT_ONCE = [
     ("sd3.5-medium", "zero3+lora:targets=attention"),  # a block that attends twice
 ]
 """Model and recipe of several kinds."""
-FOREIGN = {
-    "controlnet": "token_blocks",
-    "difffit": "halves",
-    "prune_structured": "halves",
-    "attend:kernel=naive": "attend",
-    "checkpoint:every=2": "chain",
-    "sgd:momentum=0.0+sparse_embedding": "label_table",
-}
-"""What is about a DiT's own parts -> the part."""
 
 
 def without_ranks(recipe: str) -> str:
@@ -83,9 +67,3 @@ def test_a_family_trains_on_two_processes_as_it_does_alone(model, recipe, result
     assert two[0] != two[1], "it learned nothing"
 
 
-@pytest.mark.parametrize("text", FOREIGN)
-def test_a_strategy_about_a_dit_s_own_parts_refuses_by_name(text):
-    words = str(resolve(miniature("flux-dev", f"ddp+{text}", processes=2)).refusal)
-    assert (
-        f"flux-dev has no {PARTS[FOREIGN[text]]}" in words and "leave" in words
-    ) or "take" in words

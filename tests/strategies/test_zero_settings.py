@@ -5,21 +5,22 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
+from torch import nn
+from torch.utils import cpp_extension
 
 from harness.resolve import resolve
 from harness.spec import Spec
 from strategies import engines
 from strategies.base import Settings, load
 from strategies.engines.alone import Broken
-from strategies.engines.zero.inputs import tell_local_ranks
+from strategies.engines.zero import inputs
+from strategies.engines.zero.inputs import plain_file_access
 from strategies.launch_file import FOLDER
-
-JSONS = sorted(FOLDER.glob("*.json"))
 
 
 def launch(recipe: str, processes: int, device: str = "cuda"):
@@ -41,13 +42,6 @@ def changed(folder: Path, name: str, **zero) -> Path:
 
 
 # -- what a launch file may not ask for -------------------------------------------------------
-
-
-def test_our_own_files_leave_the_cpu_adam_as_it_was_made():
-    offloading = [p.name for p in JSONS if "offload_optimizer" in p.read_text()]
-    assert len(offloading) >= 4
-    for name in offloading:
-        assert json.loads((FOLDER / name).read_text())["zero_force_ds_cpu_optimizer"] is False
 
 
 @pytest.mark.parametrize(
@@ -129,27 +123,71 @@ def test_accelerate_would_couple_the_decay_of_a_cpu_adam_that_it_is_given():
     assert torch.allclose(stepped(same), plain, rtol=0, atol=1e-6)
 
 
-def test_who_asks_again_for_the_processor_starts_no_process(monkeypatch):
-    """Each CPU Adam asks, and each op that is loaded."""
-    import cpuinfo
-    from deepspeed.ops.op_builder.cpu import CPUAdamBuilder
-
-    from strategies.engines.zero import processor  # noqa: F401 (asks)
-
-    monkeypatch.setattr(subprocess, "Popen", None)
-    assert CPUAdamBuilder().simd_width().startswith("-D__")
-    assert cpuinfo.get_cpu_info()["arch"] and cpuinfo.get_cpu_info() is cpuinfo.get_cpu_info()
+# -- what is given by keyword is given by place, so that zero-3's hooks see it --
 
 
-def test_deepspeed_asks_no_program_how_many_ranks_a_cpu_s_machine_has(monkeypatch):
-    from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator
+class Block(nn.Module):
+    """Called by keyword, with a module inside that is too."""
 
-    def asked() -> None:
-        raise AssertionError("numactl, in each step")
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(2, 2)
 
-    monkeypatch.setattr("deepspeed.utils.numa.get_numa_cores", asked)
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
-    monkeypatch.setenv("LOCAL_SIZE", "")
-    monkeypatch.delenv("LOCAL_SIZE")
-    tell_local_ranks()
-    assert CPU_Accelerator().device_count() == 3
+    def forward(self, hidden, scale=1.0, *, shift=0.0):
+        """Hidden states of two features."""
+        return self.inner(input=hidden) * scale + shift
+
+
+def test_a_hook_behind_sees_what_came_by_keyword_and_the_result_is_the_same():
+    block, seen = Block(), []
+    wanted = block(hidden=torch.ones(1, 2), scale=2.0, shift=1.0)
+    inputs.give_by_place(block)
+    for part in block.modules():
+        part.register_forward_pre_hook(lambda module, given: seen.append(len(given)))
+    assert torch.equal(block(hidden=torch.ones(1, 2), scale=2.0, shift=1.0), wanted)
+    assert seen == [2, 1]
+
+
+# -- what a library lacks on a machine or in a version that is not this one, made so here --
+
+
+@pytest.fixture
+def no_op_is_loaded(monkeypatch):
+    builder = pytest.importorskip("deepspeed.ops.op_builder.builder")
+    monkeypatch.setattr(builder.OpBuilder, "_loaded_ops", {})
+
+
+@pytest.mark.libaio
+def test_files_are_swapped_beside_a_gpu_without_its_toolkit(no_op_is_loaded, monkeypatch):
+    from deepspeed.ops.op_builder.async_io import AsyncIOBuilder
+
+    monkeypatch.setattr(cpp_extension, "CUDA_HOME", None)
+    with mock.patch("torch.cuda.is_available", return_value=True):
+        with pytest.raises(TypeError):  # else DeepSpeed has mended it, and we need nothing
+            AsyncIOBuilder().load(verbose=False)
+        assert plain_file_access()
+        assert hasattr(AsyncIOBuilder().load(verbose=False), "aio_handle")
+
+
+def test_a_toolkit_that_is_there_builds_its_own(no_op_is_loaded, monkeypatch):
+    from deepspeed.ops.op_builder.builder import OpBuilder
+
+    monkeypatch.setattr(cpp_extension, "CUDA_HOME", "/somewhere")
+    assert not plain_file_access()
+    assert not OpBuilder._loaded_ops
+
+
+def test_the_only_gpu_of_a_process_can_be_limited_though_it_has_no_number(monkeypatch):
+    """accelerate's device of a process that trains alone is "cuda"; torch wants its index."""
+    from harness.worker.memory_limit import hold
+
+    taken = {}
+
+    def fraction(share, device):
+        taken[torch.cuda._utils._get_device_index(device)] = share
+
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (8, 16))
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", fraction)
+    hold(torch.device("cuda"), 4)
+    assert taken == {0: 0.25}

@@ -48,8 +48,10 @@ def model(folder: Path, place: str, code: str) -> str:
     return f"{folder}/quits.py:make"
 
 
-@pytest.mark.parametrize("place", ["forward", "make", "loss"])
-@pytest.mark.parametrize("code", ["sys.exit(0)", "os._exit(0)", "sys.exit(3)", "os._exit(3)"])
+@pytest.mark.parametrize(
+    ("place", "code"),
+    [("forward", "sys.exit(0)"), ("make", "os._exit(0)"), ("loss", "sys.exit(3)")],
+)
 def test_a_model_that_ends_the_process_does_not_fit(tmp_path, capsys, place, code):
     name = model(tmp_path, place, code)
     words = ["--gpu", "RTX-4090", "--gpus", "1", "--recipes", "single", "--check"]

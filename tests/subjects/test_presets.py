@@ -47,9 +47,8 @@ def test_counts_are_the_reference_s(name):
     assert trainable_count(PRESETS[name]) == GOLDEN["structure"]["trainable"][name]
 
 
-@pytest.mark.parametrize("learn_sigma", [True, False])
 @pytest.mark.parametrize("data", DATA.values(), ids=DATA)
-@pytest.mark.parametrize("name", ["DiT-T/2", "DiT-T/8", "DiT-S/4", "DiT-XL/2"])
+@pytest.mark.parametrize(("name", "learn_sigma"), [("DiT-T/8", True), ("DiT-XL/2", False)])
 def test_counts_are_the_model_s(name, data, learn_sigma):
     model = built(PRESETS[name], **data, learn_sigma=learn_sigma)
     parameters = list(model.parameters())
@@ -61,9 +60,9 @@ def test_counts_are_the_model_s(name, data, learn_sigma):
     assert largest_block_count(PRESETS[name]) == block
 
 
-@pytest.mark.parametrize("learn_sigma", [True, False])
-@pytest.mark.parametrize("size", [32, 64])
-@pytest.mark.parametrize("name", ["DiT-T/4", "DiT-S/8", "DiT-B/2", "DiT-XL/2"])
+@pytest.mark.parametrize(
+    ("name", "size", "learn_sigma"), [("DiT-T/4", 32, True), ("DiT-XL/2", 64, False)]
+)
 def test_forward_flops_are_torch_s(name, size, learn_sigma):
     model = built(PRESETS[name], size, learn_sigma=learn_sigma)
     latents = torch.zeros(3, 4, size, size, device="meta")
@@ -72,18 +71,6 @@ def test_forward_flops_are_torch_s(name, size, learn_sigma):
         model(latents, index, index)
     flops = forward_flops(PRESETS[name], size, batch=3, learn_sigma=learn_sigma)
     assert counter.get_total_flops() == flops > 0
-
-
-def test_backward_costs_twice_the_forward_but_for_the_input():
-    """Torch counts what is run: no gradient is taken of the latents and frequencies."""
-    shape = PRESETS["DiT-S/4"]
-    latents = torch.zeros(2, 4, 32, 32, device="meta")
-    index = torch.zeros(2, dtype=torch.long, device="meta")
-    with FlopCounterMode(display=False) as counter:
-        built(shape)(latents, index, index).sum().backward()
-    # Conv and first timestep layer: 2 samples x 2 FLOPs x multiply-adds.
-    unneeded = 2 * 2 * (64 * 64 * 384 + 256 * 384)
-    assert train_flops(shape, batch=2) - counter.get_total_flops() == unneeded
 
 
 @pytest.mark.parametrize("part", ["prune", *OTHER_PRODUCTS])
@@ -109,32 +96,13 @@ def test_a_row_has_flops_only_where_the_closed_form_is_what_runs(part):
 @pytest.mark.parametrize(
     "name, size, gmacs",
     [  # arXiv:2212.09748: table 4 (256 pixels), section 5.1 (512 pixels)
-        ("DiT-S/8", 32, 0.36), ("DiT-S/4", 32, 1.41), ("DiT-S/2", 32, 6.06),
-        ("DiT-B/8", 32, 1.42), ("DiT-B/4", 32, 5.56), ("DiT-B/2", 32, 23.01),
-        ("DiT-L/8", 32, 5.01), ("DiT-L/4", 32, 19.70), ("DiT-L/2", 32, 80.71),
-        ("DiT-XL/8", 32, 7.39), ("DiT-XL/4", 32, 29.05), ("DiT-XL/2", 32, 118.64),
+        ("DiT-S/8", 32, 0.36), ("DiT-B/4", 32, 5.56), ("DiT-XL/2", 32, 118.64),
         ("DiT-XL/2", 64, 524.60),
     ],
 )  # fmt: skip
 def test_forward_flops_are_the_paper_s(name, size, gmacs):
     """Within what the paper's own counter adds for elementwise work."""
     assert forward_flops(PRESETS[name], size) / 2e9 == pytest.approx(gmacs, rel=2e-3, abs=6e-3)
-
-
-def test_flops_are_proportional_to_the_batch():
-    shape = PRESETS["DiT-T/4"]
-    assert train_flops(shape, batch=7) == 21 * forward_flops(shape, batch=1)
-
-
-@pytest.mark.parametrize("numbers", [(2, 130, 4, 2), (2, 66, 6, 2)])
-def test_a_shape_that_cannot_be_is_refused(numbers):
-    with pytest.raises(ValueError, match="hidden_size"):
-        Shape(*numbers)
-
-
-def test_a_patch_that_does_not_tile_is_refused():
-    with pytest.raises(ValueError, match=r"input_size 12 .* patch_size 8"):
-        PRESETS["DiT-T/8"].tokens(12)
 
 
 def test_a_preset_with_other_sizes():
@@ -150,15 +118,11 @@ def test_a_preset_with_other_sizes():
             "DiT-M/4",
             "unknown model 'DiT-M/4'; a DiT is DiT-T, DiT-S, DiT-B, DiT-L or DiT-XL with /2",
         ),
-        ("DiT-XL/3", "unknown model 'DiT-XL/3'; a DiT is"),
         ("DiT-XL-2", "did you mean 'DiT-XL/2'"),
         ("DiT-S/4:dept=3", "no size 'dept'; did you mean 'depth'"),
         ("DiT-S/4:depth=0", "depth is '0'; a whole number from 1"),
-        ("DiT-S/4:depth", "depth is ''"),
-        ("DiT-S/4:hidden=100", "hidden is 100; it must divide by heads (6)"),
         ("DiT-S/4:width=100", "width is 100; it must divide by heads (6)"),
         ("DiT-S/4:heads=5", "width is 384; it must divide by heads (5)"),
-        ("DiT-S/4:depth=28,widht=1152", "no size 'widht'; did you mean 'width'"),
         ("DiT-S/4:width=512,hidden=512", "has its hidden twice; give it once"),
     ],
 )

@@ -30,10 +30,8 @@ def planned(recipes: list[str], times: int, **given: object) -> list[Spec]:
     ("others", "times", "order"),
     [
         ("", 3, "ddp"),
-        ("zero2 zero3", 1, "ddp zero2 zero3"),
         ("zero2 zero3", 2, "ddp zero2 zero3 ddp1"),
         ("zero2 zero3", 3, "ddp zero2 ddp1 zero3 ddp2"),
-        ("zero1 zero2 zero3 single", 3, "ddp zero1 zero2 ddp1 zero3 single ddp2"),
         ("zero1 zero2 zero3 single", 4, "ddp zero1 ddp1 zero2 zero3 ddp2 single ddp3"),
     ],
 )
@@ -41,29 +39,10 @@ def test_the_reference_is_measured_first_last_and_between(others, times, order):
     assert named(planned(["ddp", *others.split()], times)) == order
 
 
-def test_repetitions_of_all_rows_count():
-    assert named(planned(["ddp", "zero2"], 3, repeat=2)) == "ddp zero2 ddp1 zero21 ddp2"
-    assert named(planned(["ddp", "zero2"], 3, repeat=3)) == "ddp zero2 ddp1 zero21 ddp2 zero22"
-
-
 def test_a_repetition_is_a_run_of_its_own_that_differs_in_nothing_else():
     runs = [run for run in planned(["ddp", "zero2"], 3, steps=9) if run.recipe == "ddp"]
     assert len({run_name(run) for run in runs}) == len({run.key for run in runs}) == 3
     assert {dataclasses.replace(run, repeat=0) for run in runs} == {runs[0]}
-
-
-def test_of_several_rows_of_the_reference_the_most_compared_one(tmp_path: Path):
-    file = tmp_path / "several.yaml"
-    file.write_text(
-        SUITE.replace("[zero2, ddp,", "[{recipe: ddp, global_batch: 2}, zero2, ddp,", 1)
-    )
-    suite = load_suite(str(file), "cpu")
-    found = with_reference_again(specs(suite, {}), suite.reference, suite.noise_floor)
-    assert [(s.recipe, s.global_batch) for s in found if s.repeat] == [("ddp", 8)] * 2
-
-
-def test_what_is_not_ranked_by_its_times_is_not_measured_again():
-    assert not any(s.repeat for s in planned(["ddp", "zero2"], 3, profile=True))
 
 
 def test_a_suite_says_how_often(tmp_path: Path):
@@ -110,8 +89,3 @@ def test_a_reference_that_ended_badly_is_not_tried_again(tmp_path: Path, capsys)
     assert "[5/5] ddp (repeat 2): not run" in text
 
 
-def test_a_reference_that_cannot_run_is_planned_once(tmp_path: Path):
-    launcher = FakeLaunch()
-    found = go(tmp_path, launcher, ["ddp+bf16_master", "zero2", "zero3"])
-    assert launcher.started == ["zero2", "zero3"]
-    assert [r.status for r in found] == [Status.REFUSED, Status.OK, Status.OK]

@@ -59,10 +59,6 @@ def test_what_a_process_and_its_forks_read_is_recorded_and_what_it_writes_is_not
     assert opened.inputs(tmp_path / "out", began) is None, "changed since the start: unknown"
 
 
-def test_what_is_unknown_is_not_kept(tmp_path):
-    assert opened.inputs(tmp_path, 0.0) is None and not opened.unchanged(None)
-
-
 SCRIPT = """
 import sys
 import torch

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import threading
 
 import pytest
 
 from harness.report.figures.derive import hindered, spilled
 from harness.result import GpuSample, Peak
 from harness.system import gpus
-from harness.worker.samples import GpuWatch
 from tests.made.results import GIB, ok
 
 LINES = """0, GPU-aa, 1980, 1980, 61, 0x0000000000000000
@@ -86,31 +84,3 @@ def test_memory_that_windows_moved_to_the_host_is_said(held, card, said):
     assert spilled(found) == []
 
 
-def test_gpus_are_not_mixed_up():
-    low = {"sm_clock_hz": 1_000_000_000, "index": 1}
-    assert hindered([at("before"), at("before", **low), at("after"), at("after", **low)]) == []
-    assert hindered([at("after", sm_clock_hz=1)]) == hindered([]) == []
-
-
-def test_the_answer_is_there_before_the_next_timed_step():
-    go, asked = threading.Event(), []
-
-    def ask(when, count):
-        asked.append((when, count))
-        assert go.wait(20)
-        return [at(when)]
-
-    watch = GpuWatch(2, ask)
-    watch.begin("before")
-    go.set()
-    watch.end()
-    assert asked == [("before", 2)] and watch._asking is None
-    watch.begin("after")
-    assert [s.when for s in watch.samples()] == ["before", "after"]
-
-
-def test_a_rank_that_does_not_ask_starts_nothing():
-    watch = GpuWatch(0, ask=None)
-    watch.begin("before")
-    watch.end()
-    assert watch.samples() == []

@@ -16,7 +16,6 @@ from harness.subjects.dit.presets import PRESETS
 from harness.system.machine import recall
 from harness.system.requirements import notes
 from strategies.engines.zero import waste as lint
-from strategies.engines.zero.config import buffer_sizes, overlaps, reduce_buckets
 from strategies.launch_file import FOLDER
 
 SPEC = Spec(
@@ -80,19 +79,6 @@ def test_each_rule_names_a_bad_setting_its_bytes_and_the_way_out(
     assert "MiB a device; set" in told
 
 
-def test_every_rule_has_a_bad_file():
-    assert {key for _, _, key, _ in BAD} == set(lint.DEFAULTS)
-
-
-def test_what_deepspeed_does_in_silence_is_found():
-    """An empty block runs with the defaults: they hold all of a DiT-XL gathered."""
-    found = findings({"stage": 3})
-    assert {"stage3_max_live_parameters", "stage3_max_reuse_distance"} <= set(found)
-    whole = 2 * XL
-    assert found["stage3_max_live_parameters"].bytes > 0.7 * whole
-    assert findings({"stage": 2})["reduce_bucket_size"].bytes > 2**29
-
-
 def test_the_bytes_are_those_of_a_real_engine(tmp_path):
     """Two ranks under a bad file that overlaps: both buckets lie in the traced memory."""
     spec = Spec(recipe="zero2", model="DiT-T/8", global_batch=4, processes=2, warmup=1, steps=1)
@@ -112,33 +98,7 @@ def test_the_bytes_are_those_of_a_real_engine(tmp_path):
     assert row.configs["deepspeed"]["zero_optimization"]["overlap_comm"] is True
 
 
-def test_two_buckets_are_told():
-    large = lint.waste(
-        {"stage": 2, "overlap_comm": True, "reduce_bucket_size": 10**9}, job_of(SPEC)
-    )
-    assert large[0].bytes == 2 * 2 * (10**9 - (XL // 32 + XL // 32 % 2)) and "twice" in large[0].why
-
-
-def test_two_buckets_together_are_as_large_as_one():
-    sizes = job_of(SPEC).sizes
-    one, two = buffer_sizes(sizes), buffer_sizes(sizes, 2)
-    assert abs(2 * two["reduce_bucket_size"] - one["reduce_bucket_size"]) <= 2
-    assert {k: v for k, v in two.items() if k != "reduce_bucket_size"} == {
-        k: v for k, v in one.items() if k != "reduce_bucket_size"
-    }
-
-
-@pytest.mark.parametrize("stage", [1, 2, 3])
-def test_zero_overlaps_on_gpus_as_ddp_does_and_not_on_a_cpu(stage):
-    zero = resolve(Spec(recipe=f"zero{stage}", global_batch=16)).launch.engine.zero
-    assert overlaps(zero, "cuda") and not overlaps(zero, "cpu")
-    assert reduce_buckets(zero, "cuda") == (2 if stage < 3 else 1)
-    assert reduce_buckets(zero, "cpu") == 1
-    assert overlaps({"stage": stage}, "cuda") is (stage == 3), "DeepSpeed's own default"
-
-
-@pytest.mark.parametrize("model", ["DiT-T/8", "DiT-S/4", "DiT-XL/2"])
-@pytest.mark.parametrize("processes", [1, 2, 64])
+@pytest.mark.parametrize(("model", "processes"), [("DiT-T/8", 2), ("DiT-XL/2", 64)])
 def test_our_own_files_pass(model, processes):
     assert model in PRESETS
     spec = Spec(recipe="zero2", model=model, processes=processes, global_batch=processes)
@@ -162,7 +122,6 @@ def test_a_run_tells_what_its_launch_file_wastes(monkeypatch, tmp_path):
       "reduce_bucket_size is 'big'"),
      ('{"zero_optimization": {"reduce_bucket_size": 1e400}}', "beyond a float's range"),
      ('{"zero_optimization": {"stage": "two"}}', "stage is 'two'; one of 0, 1, 2, 3"),
-     ('{"zero_optimization": {"overlap_comm": "two"}}', "overlap_comm is 'two'; give true or"),
      ('{"zero_optimization": {"stage": 3, "offload_optimizer": "cpu"}}',
       "offload_optimizer is 'cpu'; write a block"),
      (None, "No such file or directory; name a DeepSpeed JSON file")],
@@ -176,11 +135,3 @@ def test_a_file_that_cannot_be_read_is_bad_input(text, words, tmp_path, capsys):
     assert words in message and len(message.splitlines()) == 1 and "odd.json" in message
 
 
-@pytest.mark.parametrize(
-    ("model", "named"),
-    [("dit-s/4", "DiT-S/4"), ("black-forest-labs/FLUX.1-dev", "flux-dev"),
-     ("depth=2,width=96,heads=3,patch=4", "depth=2,")],
-)  # fmt: skip
-def test_models_and_types_are_spelled_as_for_a_plan(model, named, capsys):
-    assert cli.main(["lint", "--model", model, "--precision", "bfloat16"]) == 0
-    assert capsys.readouterr().out.startswith(named)

@@ -46,12 +46,6 @@ def test_a_good_run_leaves_a_log_and_nothing_else(tmp_path):
     assert not left(tmp_path)
 
 
-def test_exit_code_and_signal_are_kept_apart(tmp_path):
-    assert launch("good_then_exit_1", tmp_path).exit_code == 1
-    ended = launch("killed", tmp_path)
-    assert (ended.exit_code, ended.signal) == (None, signal.SIGKILL)
-
-
 def test_the_deadline_ends_a_child_that_ignores_sigterm(tmp_path):
     ended = launch("hang", tmp_path, timeout=0.8)
     assert ended.stopped == "timeout" and ended.survivors == 0 and not left(tmp_path)
@@ -68,26 +62,6 @@ def test_a_child_that_hangs_after_its_work_is_ended(tmp_path):
     done = tmp_path / "result.json"
     ended = launch("good_then_hang", tmp_path, finished=done.exists)
     assert ended.stopped == "lingered" and not left(tmp_path)
-
-
-def test_resident_memory_is_summed_over_the_tree(tmp_path):
-    def tick(resident_bytes: int) -> None:
-        if resident_bytes > 128 * MIB:
-            (tmp_path / "seen").touch()
-
-    ended = launch("fat", tmp_path, on_tick=tick, timeout=60.0)
-    assert ended.tree_processes == 2
-    assert 128 * MIB < ended.tree_peak_bytes < 300 * MIB
-
-
-def test_a_tick_that_raises_ends_the_tree(tmp_path):
-    def tick(_: int) -> None:
-        if (tmp_path / "ready").exists():
-            raise RuntimeError("the display broke")
-
-    with pytest.raises(RuntimeError, match="display"):
-        launch("hang", tmp_path, on_tick=tick)
-    assert not left(tmp_path)
 
 
 def test_a_foreign_process_of_the_same_name_is_not_touched(tmp_path):
@@ -146,12 +120,6 @@ def test_a_killed_harness_deletes_no_folder_that_the_name_of_another_holds(tmp_p
     assert (victim / "nvme").exists()
 
 
-def test_a_scratch_folder_that_was_there_before_stays(tmp_path):
-    (tmp_path / "nvme").mkdir()
-    launch("good", tmp_path)
-    assert (tmp_path / "nvme").exists()
-
-
 def test_a_killed_guard_leaves_nothing(tmp_path):
     harness = start_harness("daemon_and_hang", tmp_path)
     until((tmp_path / "seen").exists)
@@ -196,16 +164,9 @@ def test_a_stale_compile_lock_is_freed_and_a_held_one_is_not(tmp_path, monkeypat
     assert tree.awaited().startswith(f"waiting for {paths[1]}, ")
 
 
-def test_a_file_that_is_closed_while_it_is_listed_is_no_fault(monkeypatch, tmp_path):
-    listed = os.listdir
-    monkeypatch.setattr(tree.os, "listdir", lambda folder: [*listed(folder), "987654"])
-    with open(tmp_path / "held", "w"):
-        assert str(tmp_path / "held") in tree._opened(os.getpid())
-
-
 @pytest.mark.parametrize(
     ("named", "plain"),
-    [("9.0a", "9.0"), ("8.0;9.0a+PTX", "8.0;9.0+PTX"), ("12.0f 8.6", "12.0 8.6")],
+    [("8.0;9.0a+PTX", "8.0;9.0+PTX"), ("12.0f 8.6", "12.0 8.6")],
 )
 def test_deepspeed_gets_architectures_that_it_can_read(named, plain, monkeypatch):
     monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", named)

@@ -3,9 +3,8 @@ recipe runs there is for ``tests/calibrate/test_check_on_gpu.py``."""
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -13,15 +12,13 @@ from conftest import launched
 
 from harness.planner.overhead import ORDERS, choose, preferred
 from harness.resolve import resolve
-from harness.result import Result, Status
+from harness.result import Status
 from harness.spec import Spec
 from harness.system.machine import examine
 from harness.system.requirements import obstacle
 from harness.worker.environment import attention
 from harness.worker.meter import CudaMeter
 from strategies.activations.offload_activations import Host
-from strategies.base import pinned_block
-from tests.made.offloaded import gradient_of, squares
 
 pytestmark = [
     pytest.mark.gpu,
@@ -42,18 +39,6 @@ def here(tmp_path_factory):
     return examine(tmp_path_factory.mktemp("results"))
 
 
-def trained(spec: Spec, recipes: Sequence[str], here, folder: Path) -> list[Result]:
-    """Return the results of ``spec`` with each recipe; skip the test if one cannot run here."""
-    rows = []
-    for number, recipe in enumerate(recipes):
-        one = dataclasses.replace(spec, recipe=recipe)
-        if lack := obstacle(resolve(one), here):
-            pytest.skip(lack.text)
-        rows.append(launched(one, folder / str(number)))
-        assert rows[-1].status is Status.OK, rows[-1].log_tail
-    return rows
-
-
 @pytest.mark.thorough
 def test_what_zero_resets_while_it_is_made_is_not_lost(here, tmp_path):
     """Its ``prepare`` holds weights, master and a clone: more than what stands when it is over."""
@@ -66,19 +51,6 @@ def test_what_zero_resets_while_it_is_made_is_not_lost(here, tmp_path):
     assert row.ranks[0].phases["prepare"].allocated > 2 * weights
 
 
-def test_the_history_of_a_rank_names_python_s_lines(tmp_path):
-    import pickle
-
-    from harness.worker import loop
-
-    with loop.allocator_history(tmp_path, 0):
-        kept = torch.ones(2**20, device="cuda")
-    found = pickle.loads((tmp_path / "snapshot.rank0.pickle").read_bytes())
-    frames = [f for trace in found["device_traces"][0] for f in trace.get("frames", ())]
-    assert kept.numel() and any("test_gpu.py" in frame["filename"] for frame in frames)
-    assert not any(frame["filename"].endswith((".cpp", ".so")) for frame in frames)
-
-
 def test_an_average_in_host_memory_is_staged_through_pinned_buffers(tmp_path):
     from strategies.step.ema import Staging
 
@@ -86,33 +58,6 @@ def test_an_average_in_host_memory_is_staged_through_pinned_buffers(tmp_path):
     staging = Staging(source.device, source.dtype, 2**16)
     assert all(buffer.is_pinned() for buffer in staging.buffers)
     assert torch.cat([p.clone() for p in staging.read(source)]).equal(source.cpu())
-
-
-def test_pinned_blocks_are_what_predictions_take_them_for():
-    from harness.worker.meter import pinned_bytes
-
-    before = pinned_bytes()
-    kept = torch.empty(9 * 2**20, dtype=torch.uint8, pin_memory=True)
-    assert kept.is_pinned() and pinned_bytes() - before in (0, pinned_block(kept.nbytes))
-
-
-def test_a_saved_tensor_of_the_host_stays_there(tmp_path):
-    from strategies.activations.offload_activations import Host
-
-    def run(blocks, x, c):
-        return x * c  # c lies in host memory, a number that CUDA takes as an argument
-
-    weight = torch.nn.Linear(1, 1, device="cuda")
-    x = torch.ones(2**20, device="cuda", requires_grad=True)
-    Host(run)([weight], x, torch.tensor(2.0)).sum().backward()
-    assert x.grad.eq(2).all()
-
-
-def test_torch_and_nvidia_smi_name_the_same_cards(here):
-    """By identifiers, whatever the order and whichever are visible."""
-    told = [card["uuid"] for card in here.probe["gpus"]]
-    if any(gpu.uuid for gpu in here.gpus):
-        assert all(uuid in gpu.uuid for uuid, gpu in zip(told, here.gpus, strict=True))
 
 
 @pytest.mark.thorough
@@ -147,6 +92,20 @@ def test_torch_takes_the_kernels_of_attention_that_predictions_take():
         kind = "flash"  # the wheels of CUDA 12: what a plan says of them
     for dtype, backend in attention(torch.device("cuda", 0)).items():
         assert backend.lower().startswith(choose(kind, dtype, 64, False, ORDERS[kind])), dtype
+
+
+def squares(blocks: Any, x: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
+    """32 operations, each of which keeps a tensor as large as ``x``."""
+    for _ in range(16):
+        x = (x * x).tanh()
+    return x
+
+
+def gradient_of(run: Callable[..., torch.Tensor], device: str, elements: int) -> torch.Tensor:
+    """Return the gradient of ``elements`` ones on ``device`` through ``run``."""
+    x = torch.ones(elements, device=device, requires_grad=True)
+    run([torch.nn.Identity()], x, x.detach()).sum().backward()
+    return x.grad
 
 
 def test_offloaded_activations_leave_the_device():

@@ -27,14 +27,6 @@ def test_digits_are_grey_widened_and_in_reading_order(tmp_path):
     assert (pixels[:96, 96 : 96 + GAP] == FRAME).all()
 
 
-def test_grey_is_the_mean_over_channels_and_is_clipped(tmp_path):
-    x = torch.tensor([-1.0, 1.0, -1.0, 1.0]).view(1, 4, 1, 1).expand(1, 4, 96, 96).clone()
-    x[0, :, 0, 0] = 9
-    write_grid(x, tmp_path / "grid.png", 1)
-    pixels = picture(tmp_path / "grid.png")
-    assert pixels.shape == (96, 96) and pixels[1, 1] == 128 and pixels[0, 0] == 255
-
-
 def test_latents_show_three_stretched_channels(tmp_path):
     x = torch.zeros(2, 4, 96, 96)
     x[1, 0], x[1, 1], x[0, 2], x[1, 3] = 7, -3, 0.5, 99
@@ -42,14 +34,6 @@ def test_latents_show_three_stretched_channels(tmp_path):
     pixels = picture(tmp_path / "grid.png")
     assert pixels.shape == (96, 2 * 96 + GAP, 3)
     assert pixels[9, 9].tolist() == [0, 255, 255] and pixels[9, 150].tolist() == [255, 0, 0]
-
-
-def test_an_existing_file_is_replaced_and_nothing_else_is_left(tmp_path):
-    path = tmp_path / "new folder" / "grid.png"
-    write_grid(torch.full((1, 4, 8, 8), -1.0), path, 1)
-    write_grid(torch.full((1, 4, 8, 8), 1.0), path, 1)
-    assert (picture(path) == 255).all()
-    assert list(path.parent.iterdir()) == [path]
 
 
 def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):

@@ -282,10 +282,3 @@ def test_another_spec_is_refused_before_anything_is_loaded(train_here, tmp_path)
     assert training.latest(tmp_path) is None, "cut, as by a disk that filled up"
 
 
-def test_only_whole_checkpoints_count(tmp_path):
-    assert training.latest(tmp_path / "nowhere") is None
-    for step in (9, 10, 11):
-        (tmp_path / f"step-{step:08d}").mkdir()
-        if step != 11:
-            (tmp_path / f"step-{step:08d}" / training.DONE).write_text("{}")
-    assert training.latest(tmp_path) == tmp_path / "step-00000010"

@@ -1,10 +1,4 @@
-"""Real runs: two processes by ``accelerate launch``, every engine held to the same computation.
-
-Each recipe runs once, as ``tests.children.observed``: the real worker, which at the end also asks
-this run for the evidence of every *other* launch. The losses' reference is ddp's; the averaged
-weights' is a plain loop in this process, without accelerate. The runs share a start, in which
-accelerate's launcher reads the launch file of each.
-"""
+"""Real runs: two processes by ``accelerate launch``, every engine held to the same computation."""
 
 from __future__ import annotations
 
@@ -31,9 +25,6 @@ from harness.spec import Spec
 from harness.subjects import objectives as diffusion
 from harness.subjects.dit import presets
 from strategies import parse
-from strategies.base import Sizes
-from strategies.engines.zero.config import buffer_sizes
-from strategies.evidence.rules import settings
 from strategies.sharding import sharding_kinds
 from tests.made.dits import build
 
@@ -126,24 +117,6 @@ def test_the_run_is_ok_audited_and_shows_every_part(run):
     assert {f"evidence: {part}" for part in parts} <= names
     assert {"global batch", "optimizer steps", "data order", "gradient clipping"} <= names
     assert set(row.evidence) == {part.name for part in parts} and all(row.evidence.values())
-
-
-@every
-def test_every_rank_is_in_the_row(run):
-    row, _ = run
-    assert [rank.rank for rank in row.ranks] == list(range(row.spec.processes))
-    for rank in row.ranks:
-        assert len(rank.warmup_seconds) == row.spec.warmup
-        assert len(rank.step_seconds) == row.spec.steps and min(rank.step_seconds) > 0
-    assert row.parameters == presets.parameter_count(
-        presets.PRESETS[row.spec.model], input_size=32, channels=4, classes=10
-    )
-
-
-@every
-def test_nothing_is_left_behind(run):
-    _, folder = run
-    assert not (folder / "nvme").exists()
 
 
 @every
@@ -270,40 +243,14 @@ def test_each_rank_holds_its_share(run, runs):
 SIZES = {"input_size": 32, "channels": 4}
 
 
-@pytest.mark.parametrize("run", ["zero1", "zero2", "zero3"], indirect=True)
-def test_optimizer_state_is_less_than_ddps(run, runs):
-    """Of two moments a half, and the half of a float32 master that DeepSpeed adds."""
-    full, share = runs("ddp")[0].ranks[0].categories.optimizer_state, 0.75
-    for rank in run[0].ranks:
-        assert rank.categories.optimizer_state == pytest.approx(share * full, rel=0.05)
-
-
-@zero
-def test_bucket_sizes_are_derived_from_the_model(run):
-    row, _ = run
-    module = build(SPEC.model, input_size=32, channels=4, classes=10, seed=0)
-    trainable = [p for p in module.parameters() if p.requires_grad]
-    sizes = Sizes(
-        total=sum(p.numel() for p in trainable),
-        block=sum(p.numel() for p in module.blocks[0].parameters()),
-        tensor=max(p.numel() for p in trainable),
-        bias=max(p.numel() for p in trainable if p.ndim == 1),
-    )
-    wanted = buffer_sizes(sizes)
-    used = row.configs["deepspeed"]["zero_optimization"]
-    found = {key: used[key] for key in wanted if key in used}
-    assert "reduce_bucket_size" in found and found == {key: wanted[key] for key in found}
-    assert row.configs["deepspeed"]["gradient_clipping"] == SPEC.grad_clip
-
-
 def test_offload_is_where_it_should_be(runs):
-    assert runs("zero2_offload")[0].evidence["zero2_offload"]["optimizer_on"] == "cpu"
     facts = runs("zero3_offload")[0].evidence["zero3_offload"]
     assert (facts["optimizer_on"], facts["parameters_on"]) == ("cpu", "cpu")
-    assert runs("zero2_offload")[0].evidence["adamw"]["class"] == "DeepSpeedCPUAdam"
+    assert runs("zero3_offload")[0].evidence["adamw"]["class"] == "DeepSpeedCPUAdam"
     assert all(rank.nvme_bytes == 0 for rank in runs("zero3_offload")[0].ranks)
 
 
+@pytest.mark.thorough
 @pytest.mark.libaio
 def test_nvme_holds_the_optimizers_state(runs):
     row, _ = runs("zero3_nvme")
@@ -314,6 +261,7 @@ def test_nvme_holds_the_optimizers_state(runs):
     assert row.evidence["zero3_nvme"]["optimizer_on"] == "nvme"
 
 
+@pytest.mark.thorough
 def test_recomputing_keeps_fewer_activations(runs):
     full, less = (runs(r)[0].ranks[0].categories for r in ("ddp", "ddp+checkpoint:every=2"))
     assert less.total < full.total
@@ -321,6 +269,7 @@ def test_recomputing_keeps_fewer_activations(runs):
     assert facts["block_forwards"] == 2.0 and facts["parts"] == 2
 
 
+@pytest.mark.thorough
 def test_accumulation_feeds_half_a_micro_batch_twice(runs):
     row, whole = runs("ddp+accumulate:steps=2")[0], runs("ddp")[0]
     assert (row.micro_batch, row.accumulation) == (2, 2) and whole.micro_batch == 4
@@ -382,23 +331,7 @@ def test_flags_that_say_otherwise_are_given_away_by_what_was_done(run):
             assert found[name].startswith("NotInForce") and words in found[name], (name, found)
 
 
-@zero
-def test_what_zero_shows_is_read_off_a_step_and_settings_are_labelled(run):
-    row, _ = run
-    facts, place = row.evidence[row.spec.recipe], row.spec.recipe.partition("_")[2]
-    assert {"stage", "distributed_type"} <= set(settings(facts))
-    whole = 4 * presets.trainable_count(presets.PRESETS[SPEC.model], classes=10, **SIZES)
-    assert facts["all_gradient_bytes"] == whole and facts["gradients_sent_as"] == "float32"
-    most = facts["most_gradient_bytes"]
-    # Stage 2 keeps its own share between the buckets; where that goes to the host, a bucket alone.
-    assert most == whole if facts["stage"] == 1 else most < 0.6 * whole
-    assert ("optimizer_on" in settings(facts)) == ("offload" in place), "one memory on a CPU"
-    if place:
-        assert facts["stepped_by"] == "DeepSpeedCPUAdam"
-    if place == "nvme":
-        assert facts["swapped_bytes"] == 3 * row.evidence["ema"]["bytes"]
-
-
+@pytest.mark.thorough
 def test_a_run_launched_as_something_else_is_void(done):
     row = done[0]["launched as zero1"]
     assert row.status is Status.VOID and "stage 1, expected 2" in row.reason and row.way_out

@@ -1,7 +1,4 @@
-"""Negative controls of parity: each way of training something else must read DIFFERS.
-
-And its positive ones: rows that compute the same in another way must not.
-"""
+"""Negative controls of parity: each way of training something else must read DIFFERS."""
 
 from __future__ import annotations
 

@@ -1,0 +1,776 @@
+"""The ways in which the effect of each strategy could fail, by what is stubbed instead.
+
+``LOST``: what happened instead -> (recipe, strategy, the stage that is stubbed, the stub).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+from unittest import mock
+
+import torch
+
+from strategies import CATALOG
+from strategies.activations import attend as kernels
+from strategies.activations.attend import Attend
+from strategies.activations.block_parts import Recompute, segments
+from strategies.activations.checkpoint import RUNNER, Checkpoint, parts_of
+from strategies.activations.compile import Compile
+from strategies.activations.offload_activations import Host, OffloadActivations
+from strategies.activations.runners import run_singly
+from strategies.adapters import beside
+from strategies.adapters import coded as products
+from strategies.adapters.cast import Cast
+from strategies.adapters.controlnet import ControlNet
+from strategies.adapters.lora import Dora, Lora, Qlora, inject
+from strategies.adapters.partial import DiffFit, Head
+from strategies.communication.sparse_embedding import SparseEmbedding
+from strategies.distillation.distill import Distill
+from strategies.distillation.teacher import Lesson
+from strategies.evidence import states
+from strategies.losses import functions
+from strategies.losses.cross_entropy import CrossEntropy
+from strategies.optimizers.table import TABLE, torchao_adam
+from strategies.precision.bfloat import Bf16Pure
+from strategies.precision.fp8 import Fp8
+from strategies.precision.mixed import Bf16, Fp16, Fp16Pure, Fp32, Tf32
+from strategies.sampling import eight_bits
+from strategies.sampling.palette import Palette
+from strategies.sampling.quantised import Float8, Int8, Nf4
+from strategies.sparsity.prune import Prune, PruneStructured
+from strategies.sparsity.sparse24 import Sparse24
+from strategies.step.backward import Accumulate, Backward, Caller
+from strategies.step.ema import Average, Ema
+from strategies.step.optimizer_in_backward import InBackward, OptimizerInBackward
+from strategies.strategy import Strategy
+from strategies.streaming.block_swap import BlockSwap
+
+Table = dict[str, tuple[str, type[Strategy], str, Callable[..., Any]]]
+
+
+def nothing(*_: Any, **__: Any) -> None:
+    """A stage that does nothing."""
+
+
+# -- precision --
+
+AS_BF16 = {"mixed_precision": "bf16"}
+FP8 = Fp8.edit_model
+
+
+def the_other_float8(self, module, subject):
+    FP8(Fp8(emulate=not self.emulate), module, subject)
+
+
+def the_other_scales(self, module, subject):
+    scaling = "rowwise" if self.scaling == "tensorwise" else "tensorwise"
+    FP8(Fp8(emulate=self.emulate, scaling=scaling), module, subject)
+
+
+def unrounded(self, module, subject):
+    """Layers of the right class that multiply as they did before."""
+    FP8(self, module, subject)
+    for name in subject.linears:
+        layer = module.get_submodule(name)
+        layer.forward = lambda x, layer=layer: torch.nn.functional.linear(
+            x, layer.weight, layer.bias
+        )
+
+
+def while_training(autocast):
+    """A model that computes as asked when it is looked at, and otherwise while it trains."""
+
+    def edit(self, module, subject):
+        inner = module.forward
+
+        def forward(*given, **named):
+            if not torch.is_grad_enabled():
+                return inner(*given, **named)
+            with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+                return inner(*given, **named).float()
+
+        module.forward = forward
+
+    return edit
+
+
+LOST: Table = {
+    "fp32 runs as bf16": ("single", Fp32, "accelerator_kwargs", lambda *_: AS_BF16),
+    "fp32 that trains as bf16": ("single", Fp32, "edit_model", while_training(True)),
+    "bf16 without autocast": ("single+bf16", Bf16, "accelerator_kwargs", lambda *_: {}),
+    "tf32 runs as bf16": ("single+tf32", Tf32, "accelerator_kwargs", lambda *_: AS_BF16),
+    "bf16_pure keeps float32": ("single+bf16_pure", Bf16Pure, "edit_model", nothing),
+    "fp8 runs as bf16": ("single+fp8:emulate=on", Fp8, "edit_model", nothing),
+    "fp8 emulated": ("single+fp8", Fp8, "edit_model", the_other_float8),
+    "one scale, not one a row": (
+        "single+fp8:emulate=on,scaling=rowwise", Fp8, "edit_model", the_other_scales,
+    ),
+    "layers that round nothing": ("single+fp8:emulate=on", Fp8, "edit_model", unrounded),
+    "fp16 without autocast": ("single+fp16", Fp16, "accelerator_kwargs", lambda *_: {}),
+}  # fmt: skip
+
+
+# -- activations that are kept, kernels that are others, and blocks that are not compiled --
+
+
+COMPILE = Compile.edit_model
+
+
+def recompute_as(split, **how):
+    def edit(self, module, subject):
+        module.run_blocks = Recompute(module.run_blocks, split, **how)
+
+    return edit
+
+
+def recompute_first_half(self, module, subject):
+    blocks = subject.blocks(module)
+    first = blocks[: len(blocks) // 2]
+    module.run_blocks = Recompute(module.run_blocks, segments(1), chosen=first)
+
+
+class Pretending(Recompute):
+    """Counts its parts and recomputes nothing."""
+
+    def part(self, blocks, level, *given):
+        return self._inside(blocks, level, *given)
+
+
+def pretend(kind):
+    def edit(self, module, subject):
+        module.run_blocks = kind(module.run_blocks, segments(1))
+
+    return edit
+
+
+def parts_by(kind, first=0):
+    """Recomputes the FFNs of the blocks from ``first`` on, by a runner of this kind."""
+
+    def edit(self, module, subject):
+        run_singly(module, parts_of(subject.blocks(module)[first:], "ffn"), RUNNER)
+        setattr(module, RUNNER, kind(getattr(module, RUNNER), segments(1)))
+
+    return edit
+
+
+def attend_by(function):
+    def edit(self, module, subject):
+        for block in module.blocks:
+            block.attn.attend = function
+
+    return edit
+
+
+class Parked(Host):
+    """Moves a tensor out in the last block alone."""
+
+    def run(self, blocks, x_BTD, c_BD):
+        return super().run(blocks[-1:], self.inner(blocks[:-1], x_BTD, c_BD), c_BD)
+
+
+def host_as(kind):
+    def edit(self, module, subject):
+        module.run_blocks = kind(module.run_blocks)
+
+    return edit
+
+
+def skipping_one(self, module, subject):
+    COMPILE(self, module, subject)
+    module.blocks[0]._compiled_call_impl = None
+
+
+def without_budget(self, module, subject):
+    COMPILE(Compile(backend=self.backend), module, subject)
+
+
+def one_in_four(self, module, subject):
+    module.blocks[0].attn.attend = kernels.naive
+
+
+def flash_when_asked(q, k, v):
+    """What one forward after training would be shown, and what training does instead."""
+    attend = kernels.naive if torch.is_grad_enabled() else kernels.forced("FLASH_ATTENTION")
+    return attend(q, k, v)
+
+
+LOST |= {
+    "checkpoint edits nothing": ("single+checkpoint", Checkpoint, "edit_model", nothing),
+    "one segment, not one a block": (
+        "single+checkpoint", Checkpoint, "edit_model", recompute_as(segments(4)),
+    ),
+    "parts counted, not recomputed": (
+        "single+checkpoint", Checkpoint, "edit_model", pretend(Pretending),
+    ),
+    "one segment, not prefixes": (
+        "single+checkpoint:keep=nothing", Checkpoint, "edit_model", recompute_as(segments(4)),
+    ),
+    "all blocks, not half of them": (
+        "single+checkpoint:share=0.5", Checkpoint, "edit_model", recompute_as(segments(1)),
+    ),
+    "the first half, not every second block": (
+        "single+checkpoint:share=0.5,spread=on", Checkpoint, "edit_model", recompute_first_half,
+    ),
+    "products recomputed as well": (
+        "single+checkpoint:keep=products", Checkpoint, "edit_model", recompute_as(segments(1)),
+    ),
+    "FFNs of three blocks of four": (
+        "single+checkpoint:part=ffn", Checkpoint, "edit_model", parts_by(Recompute, 1),
+    ),
+    "FFNs, not attention": (
+        "single+checkpoint:part=attention", Checkpoint, "edit_model", parts_by(Recompute),
+    ),
+    "activations stay": ("single+offload_activations", OffloadActivations, "edit_model", nothing),
+    "one block's activations of four": (
+        "single+offload_activations", OffloadActivations, "edit_model", host_as(Parked),
+    ),
+    "checkpoints stay": (
+        "single+checkpoint+offload_activations:what=checkpoints",
+        OffloadActivations, "edit_model", nothing,
+    ),
+    "nothing compiled": ("single+compile:backend=aot_eager", Compile, "edit_model", nothing),
+    "three blocks compiled of four": (
+        "single+compile:backend=aot_eager", Compile, "edit_model", skipping_one,
+    ),
+    "compiled without the budget": (
+        "single+compile:backend=aot_eager,budget=0.5", Compile, "edit_model", without_budget,
+    ),
+    "torch chooses, not naive": ("single+attend", Attend, "edit_model", nothing),
+    "naive in one block of four": ("single+attend", Attend, "edit_model", one_in_four),
+    "flash in one forward, naive in training": (
+        "single+attend:kernel=flash", Attend, "edit_model", attend_by(flash_when_asked),
+    ),
+    "naive, not flash": (
+        "single+attend:kernel=flash", Attend, "edit_model", attend_by(kernels.naive),
+    ),
+}  # fmt: skip
+
+
+# -- losses over a vocabulary that hold other logits than they say --
+
+
+def by(function):
+    def edit(self, module, subject):
+        subject.vocabulary(module).cross_entropy = function
+
+    return edit
+
+
+def kept_chunks(x, weight, bias, targets):
+    """Chunks whose logits are all kept for backward."""
+    parts = zip(x.chunk(8), targets.chunk(8), strict=True)
+    return sum(functions.full(some, weight, bias, wanted) for some, wanted in parts)
+
+
+CHUNKED, ALL_AT_ONCE = "single+cross_entropy", "single+cross_entropy:kind=fused"
+
+LOST |= {
+    "all logits, not an eighth": (CHUNKED, CrossEntropy, "edit_model", nothing),
+    "a half of the logits, not an eighth": (
+        CHUNKED, CrossEntropy, "edit_model", by(functions.chunked(2)),
+    ),
+    "an eighth of the logits at a time, all kept": (
+        CHUNKED, CrossEntropy, "edit_model", by(kept_chunks),
+    ),
+    "all logits, not torch's fused loss": (ALL_AT_ONCE, CrossEntropy, "edit_model", nothing),
+    "chunked, not torch's fused loss": (
+        ALL_AT_ONCE, CrossEntropy, "edit_model", by(functions.chunked(8)),
+    ),
+}  # fmt: skip
+
+
+# -- students that learn from nobody, from another, or by another loss than they say --
+
+
+DISTILLED = Distill.attach
+
+
+def then(change):
+    """Attached as ever, and changed by ``change(teacher, lesson)``."""
+
+    def attach(self, trained):
+        teacher = DISTILLED(self, trained)
+        change(teacher, trained.supervise)
+        return teacher
+
+    return attach
+
+
+def weighed(**weights):
+    """Other weights in the loss than the recipe's."""
+
+    def change(teacher, lesson):
+        lesson.weights = {**lesson.weights, **weights}
+
+    return then(change)
+
+
+def moves(teacher, lesson):
+    first = next(p for p in teacher.module.parameters() if p.ndim > 1)
+    teacher.after_step = lambda: first.add_(1e-3)
+
+
+def taught_by(kind):
+    def attach(self, trained):
+        teacher = DISTILLED(self, trained)
+        trained.supervise = kind(teacher, trained.supervise.captured, self.weights)
+        return teacher
+
+    return attach
+
+
+class Shown(Lesson):
+    """Takes the loss against the teacher, and differentiates the true one."""
+
+    def __call__(self, true_loss, predict, conditions):
+        super().__call__(true_loss, predict, conditions)
+        return true_loss(predict).mean()
+
+
+def with_store(store):
+    def attach(self, trained):
+        return DISTILLED(Distill(store=store), trained)
+
+    return attach
+
+
+PLAIN, FEATURE = "single+distill", "single+distill:feature=0.5"
+LOST |= {
+    "no teacher": (PLAIN, Distill, "attach", nothing),
+    "a teacher that moves": (PLAIN, Distill, "attach", then(moves)),
+    "the true loss alone": (PLAIN, Distill, "attach", weighed(output=0.0)),
+    "both in another proportion": (PLAIN, Distill, "attach", weighed(true=0.4)),
+    "a loss that is taken and not differentiated": (PLAIN, Distill, "attach", taught_by(Shown)),
+    "no hidden states": (FEATURE, Distill, "attach", weighed(feature=0.0)),
+    "a teacher in float32, not bfloat16": (
+        "single+distill:store=bf16", Distill, "attach", with_store("fp32"),
+    ),
+}  # fmt: skip
+
+
+# -- optimizers that are others, or step as others do --
+
+
+KINDS = {name: CATALOG[name] for name in TABLE}
+AdamW, AdamWBf16, Adafactor, Sgd = (KINDS[n] for n in ("adamw", "adamw_bf16", "adafactor", "sgd"))
+Adam8bit, Adam4bit, Adam16bit = (KINDS[n] for n in ("adam8bit", "adam4bit", "adam16bit"))
+PagedAdam8bit, OffloadAdamW = KINDS["paged_adam8bit"], KINDS["offload_adamw"]
+Came, Prodigy, Muon = (KINDS[n] for n in ("came", "prodigy", "muon"))
+
+
+def adamw(**other):
+    def make(self, params, settings, launch):
+        usual = {"lr": settings.learning_rate, "betas": settings.betas, "eps": settings.eps}
+        usual |= {"weight_decay": settings.weight_decay, "fused": True}
+        return torch.optim.AdamW(params, **{**usual, **other})
+
+    return make
+
+
+def sgd(self, params, settings, launch):
+    return torch.optim.SGD(params, lr=settings.learning_rate)
+
+
+def float_adam(self, params, settings, launch):
+    return AdamW().make_optimizer(params, settings, launch)
+
+
+def half_the_bits(self, params, settings, launch):
+    return torchao_adam("torchao.optim:AdamW8bit", params, settings, launch.device)
+
+
+def no_momentum(self, params, settings, launch):
+    return states.count_steps(torch.optim.SGD(params, lr=settings.learning_rate))
+
+
+def unpaged(self, params, settings, launch):
+    return Adam8bit().make_optimizer(params, settings, launch)
+
+
+def first_matrices(self, module, subject):
+    for block in module.blocks:
+        block.attn.qkv.weight.hidden_matrix = True
+
+
+LOST |= {
+    "adamw rounds to nearest": (
+        "single+bf16_pure+adamw_bf16", AdamWBf16, "make_optimizer", adamw(),
+    ),
+    "sgd": ("single", AdamW, "make_optimizer", sgd),
+    "foreach for fused": ("single", AdamW, "make_optimizer", adamw(fused=False, foreach=True)),
+    "other betas": ("single", AdamW, "make_optimizer", adamw(betas=(0.9, 0.99))),
+    "float moments for 8 bits": ("single+adam8bit", Adam8bit, "make_optimizer", float_adam),
+    "another library": ("single+adam8bit", Adam8bit, "make_optimizer", half_the_bits),
+    "8 bits for 4": ("single+adam4bit", Adam4bit, "make_optimizer", half_the_bits),
+    "bfloat16 moments of plain AdamW": (
+        "single+bf16_pure+adam16bit", Adam16bit, "make_optimizer", float_adam,
+    ),
+    "moments that are not paged": (
+        "single+paged_adam8bit", PagedAdam8bit, "make_optimizer", unpaged,
+    ),
+    "adam for adafactor": ("single+adafactor", Adafactor, "make_optimizer", float_adam),
+    "adam for muon": ("single+muon", Muon, "make_optimizer", float_adam),
+    "adam for every matrix": ("single+muon", Muon, "edit_model", first_matrices),
+    "adam for came": ("single+came", Came, "make_optimizer", float_adam),
+    "adam for prodigy": ("single+prodigy", Prodigy, "make_optimizer", float_adam),
+    "adam for sgd": ("single+sgd", Sgd, "make_optimizer", float_adam),
+    "sgd without its momentum": ("single+sgd", Sgd, "make_optimizer", no_momentum),
+    "an optimizer on the device": (
+        "single+offload_adamw", OffloadAdamW, "make_optimizer", float_adam,
+    ),
+}  # fmt: skip
+
+
+# -- adapters that are missing, others, or not what trains --
+
+
+Lokr, Loha, Oft = (CATALOG[name] for name in ("lokr", "loha", "oft"))
+
+CONTROL = ControlNet.edit_model
+
+
+def adapters_left_frozen(self, module, subject):
+    inject(module, subject, self.rank)
+    states.train_only(module, {"final_layer.linear.weight"})
+
+
+def in_other_blocks(self, module, subject):
+    """As many adapters of the same layers as are asked for, in the blocks that are not."""
+    names = self.named(subject)
+    chosen = self.chosen(subject, module)
+    inject(module, subject, self.rank, [name for name in names if name not in chosen])
+
+
+def otherwise(**changes):
+    """The strategy with other parameters in its place."""
+
+    def edit(self, module, subject):
+        dataclasses.replace(self, **changes).put(module, subject)
+
+    return edit
+
+
+def switched_off(self, module, subject):
+    """Adapters that are there, and of which only the first is in a product."""
+    self.put(module, subject)
+    for layer in [*beside.adapted(module).values()][1:]:
+        layer.enable_adapters(False)
+    for p in beside.own(module).values():
+        p.requires_grad_(True)
+
+
+def plain(self, module, subject):
+    """LoRA's adapters of the model's own type, and nothing else."""
+    inject(module, subject, self.rank)
+
+
+def of_blocks_alone(self, module, subject):
+    return subject.linears
+
+
+def everything_trains(self, module, subject):
+    inject(module, subject, self.rank)
+    module.requires_grad_(True)
+
+
+def biases_only(self, module, subject):
+    names = {n for n, _ in module.named_parameters() if n.endswith(".bias")}
+    states.train_only(module, names)
+
+
+def half(self, module, subject):
+    CONTROL(ControlNet(), module, subject)
+
+
+def rank_by_name_alone(self, module, subject):
+    inject(module, subject, 2 * self.rank)
+    for layer in beside.adapted(module).values():
+        layer.r["default"] = self.rank
+
+
+def other_codes(self, module, subject):
+    products.code(module, subject.linears, "fp8" if self.to == "int8" else "int8")
+
+
+def all_but_one(self, module, subject):
+    products.code(module, subject.linears[1:], self.to)
+
+
+def kept_beside(self, module, subject):
+    whole = {name: module.get_submodule(name).weight.detach() for name in subject.linears}
+    products.code(module, subject.linears, self.to)
+    for name, weight in whole.items():
+        module.get_submodule(name).whole = weight
+
+
+def decoding(self, module, subject):
+    products.code(module, subject.linears, self.to)
+
+
+DORA = Dora.edit_model
+
+
+def magnitudes_that_stay(self, module, subject):
+    DORA(self, module, subject)
+    for name, p in module.named_parameters():
+        if "magnitude" in name:
+            p.requires_grad_(False)
+
+
+SOME = "single+lora:targets=ffn,blocks=1/last1"
+IN_FLOATS = "single+bf16_pure+lora:dtype=fp32"
+
+LOST |= {
+    "no adapters": ("single+lora", Lora, "edit_model", nothing),
+    "another rank, by another name": ("single+lora", Lora, "edit_model", rank_by_name_alone),
+    "magnitudes that do not train": ("single+dora", Dora, "edit_model", magnitudes_that_stay),
+    "frozen adapters": ("single+lora", Lora, "edit_model", adapters_left_frozen),
+    "weights that train beside them": ("single+lora", Lora, "edit_model", everything_trains),
+    "adapters of 16 bits": (IN_FLOATS, Lora, "edit_model", plain),
+    "no magnitudes": ("single+dora", Dora, "edit_model", plain),
+    "adapters in other blocks": (SOME, Lora, "edit_model", in_other_blocks),
+    "adapters in the blocks alone": (
+        "single+lora:reach=model", Lora, "edit_model", otherwise(reach="blocks"),
+    ),
+    "adapters of other layers": (SOME, Lora, "edit_model", otherwise(targets="attention")),
+    "no Kronecker product": ("single+lokr", Lokr, "edit_model", plain),
+    "Kronecker, of another factor": ("single+lokr", Lokr, "edit_model", otherwise(factor=2)),
+    "Kronecker, not multiplied": ("single+lokr", Lokr, "edit_model", switched_off),
+    "no Hadamard product": ("single+loha", Loha, "edit_model", plain),
+    "Hadamard, of another rank": ("single+loha", Loha, "edit_model", otherwise(rank=4)),
+    "no rotation": ("single+oft", Oft, "edit_model", nothing),
+    "rotations not applied": ("single+oft", Oft, "edit_model", switched_off),
+    "weights in full, not 8 bits": ("single+cast+lora", Cast, "edit_model", nothing),
+    "float8, not int8": ("single+cast+lora", Cast, "edit_model", other_codes),
+    "int8, not float8": ("single+cast:to=fp8+lora", Cast, "edit_model", other_codes),
+    "one layer in full": ("single+cast+lora", Cast, "edit_model", all_but_one),
+    "weights kept beside their codes": ("single+cast+lora", Cast, "edit_model", kept_beside),
+    "decoded, not int8": ("single+cast:dynamic=on+lora", Cast, "edit_model", decoding),
+    "modulations in full": ("single+qlora", Qlora, "_packed", of_blocks_alone),
+    "weights in full": ("single+qlora", Qlora, "edit_model", plain),
+    "the whole model trains": ("single+head", Head, "edit_model", nothing),
+    "no scales": ("single+difffit", DiffFit, "edit_model", biases_only),
+    "the whole model, no branch": ("single+controlnet", ControlNet, "edit_model", nothing),
+    "no branch on the second half": ("single+controlnet:share=1.0", ControlNet, "edit_model", half),
+}  # fmt: skip
+
+
+# -- weights that stay dense, and gradients that do --
+
+
+MASKS = Prune.attach
+
+
+def idle_masks(self, trained):
+    masks = MASKS(self, trained)
+    for parameter, _ in masks.pruned:
+        parameter._backward_hooks.clear()
+    masks.after_step = lambda: None
+    return masks
+
+
+def by_name_alone(self, module, subject):
+    """Says that it cut, and cuts nothing."""
+    for block in module.blocks:
+        block.had = (block.attn.num_heads, block.mlp.fc1.out_features)
+        block.attn.num_heads = 2
+        block.mlp.fc1.out_features = block.mlp.fc1.out_features // 2
+
+
+LOST |= {
+    "no masks": ("single+prune", Prune, "attach", nothing),
+    "masks that mask nothing": ("single+prune", Prune, "attach", idle_masks),
+    "nothing removed": ("single+prune_structured", PruneStructured, "edit_model", nothing),
+    "cut by name alone": ("single+prune_structured", PruneStructured, "edit_model", by_name_alone),
+    "dense layers": ("single+bf16+sparse24", Sparse24, "edit_model", nothing),
+    "dense gradients": (
+        "single+sgd:momentum=0.0+sparse_embedding", SparseEmbedding, "edit_model", nothing,
+    ),
+}  # fmt: skip
+
+
+# -- steps that accumulate, average, call backward or update otherwise --
+
+
+class Hoarding(InBackward):
+    """Steps in backward and keeps every gradient."""
+
+    def _follow(self, gradient):
+        super()._follow(gradient)
+        self.kept = [*getattr(self, "kept", []), gradient]
+
+
+def hoard(self, trained):
+    return Hoarding(trained)
+
+
+class Half(Caller):
+    """Keeps the gradients of half the parameters."""
+
+    def _autograd_grad(self, loss):
+        self.parameters = self.parameters[::2]
+        super()._autograd_grad(loss)
+
+
+def call_by(kind):
+    def configure(self, accelerator, module, launch):
+        parameters = [p for p in module.parameters() if p.requires_grad]
+        accelerator.backward = kind(accelerator, parameters, self.call)
+
+    return configure
+
+
+class Counting(Average):
+    """Counts its updates and makes none."""
+
+    def after_step(self):
+        self.updates += 1
+
+
+def attach(kind=Average, decay=None, place="device"):
+    def attached(self, trained):
+        return kind(trained, trained.settings.ema_decay if decay is None else decay, place)
+
+    return attached
+
+
+LOST |= {
+    "steps after backward": (
+        "single+optimizer_in_backward", OptimizerInBackward, "attach", nothing,
+    ),
+    "gradients kept": ("single+optimizer_in_backward", OptimizerInBackward, "attach", hoard),
+    "backward as usual": ("single+backward", Backward, "configure", nothing),
+    "half the gradients": (
+        "single+backward:call=autograd_grad", Backward, "configure", call_by(Half),
+    ),
+    "no accumulation": ("single+accumulate", Accumulate, "accelerator_kwargs", lambda *_: {}),
+    "half the accumulation": (
+        "single+accumulate:steps=4",
+        Accumulate,
+        "accelerator_kwargs",
+        lambda *_: {"gradient_accumulation_steps": 2},
+    ),
+    "no average": ("single", Ema, "attach", nothing),
+    "an average that only counts": ("single", Ema, "attach", attach(Counting)),
+    "another decay": ("single", Ema, "attach", attach(decay=0.5)),
+}  # fmt: skip
+
+
+# -- blocks whose weights never leave the device, never come to it, or train elsewhere --
+
+
+ATTACH, CHOSEN = BlockSwap.attach, BlockSwap._chosen
+RECIPE = "single+block_swap:blocks=3"
+FROZEN = "single+block_swap:blocks=3+lora"
+FUSED = "single+block_swap:blocks=3+optimizer_in_backward"
+
+
+def put_back(self, trained):
+    """The model as it was; nothing is streamed."""
+    for block in CHOSEN(self, trained.module, trained.subject).values():
+        for owner, name, p in block.swapped:
+            owner._parameters[name] = p
+
+
+def never_released(self, trained):
+    streamer = ATTACH(self, trained)
+    for one in streamer.streamed.values():
+        one.release = nothing
+    return streamer
+
+
+def released_after_the_step(self, trained):
+    """All weights come in forward, and go when the step is over."""
+    streamer = ATTACH(self, trained)
+    keep = streamer._keep
+    streamer._keep = lambda wanted: keep([*wanted, *streamer._there()] if wanted else [])
+    return streamer
+
+
+def never_returned(self, trained):
+    """The last block's stepped weights stay on the device."""
+    streamer = ATTACH(self, trained)
+    streamer.streamed[max(streamer.streamed)].keep = nothing
+    return streamer
+
+
+def one_block_fewer(self, module, subject):
+    return dict(list(CHOSEN(self, module, subject).items())[1:])
+
+
+def gradients_dropped(self, trained):
+    streamer = ATTACH(self, trained)
+    for one in streamer.streamed.values():
+        one.leave = lambda host, here: setattr(here, "grad", None)
+    return streamer
+
+
+def not_optimized(self, trained):
+    with mock.patch.object(type(trained.inner_optimizer), "add_param_group", nothing):
+        return ATTACH(self, trained)
+
+
+LOST |= {
+    "no weights streamed": (RECIPE, BlockSwap, "attach", put_back),
+    "streamed weights never leave the device": (RECIPE, BlockSwap, "attach", never_released),
+    "all weights there for the whole step": (FROZEN, BlockSwap, "attach", released_after_the_step),
+    "weights of one block lost after their step": (FUSED, BlockSwap, "attach", never_returned),
+    "two blocks streamed of three": (RECIPE, BlockSwap, "_chosen", one_block_fewer),
+    "gradients of streamed weights dropped": (RECIPE, BlockSwap, "attach", gradients_dropped),
+    "streamed weights that nobody steps": (RECIPE, BlockSwap, "attach", not_optimized),
+}  # fmt: skip
+
+
+# -- samples drawn otherwise than was asked for --
+
+
+PALETTE = Palette.store
+DYNAMIC = "single+float8:dynamic=on,emulate=on"
+
+
+def first_block(self, module, subject):
+    """One block of all."""
+    first = {id(part) for part in subject.blocks(module)[0].modules()}
+    names = eight_bits.linears(module, subject)
+    self.store(module, subject, [n for n in names if id(module.get_submodule(n)) in first])
+
+
+def stored_as(to):
+    """Torchao's codes of a kind, whatever the strategy is called."""
+
+    def store(self, module, subject, names):
+        eight_bits.quantize(module, names, to)
+
+    return store
+
+
+def beside_floats(self, module, subject, names):
+    """Codes are there, and the floats stay."""
+    PALETTE(self, module, subject, names)
+    for name in names:
+        layer = module.get_submodule(name)
+        layer.whole_weight = torch.zeros(layer.out_features, layer.in_features)
+
+
+INT8, FLOAT8 = stored_as("int8"), stored_as("float8")
+LOST_WHEN_DRAWN: Table = {
+    "fp32 drawn as bf16": ("single", Fp32, "accelerator_kwargs", lambda *_: AS_BF16),
+    "bf16 drawn as fp32": ("single+bf16", Bf16, "accelerator_kwargs", lambda *_: {}),
+    "bf16_pure drawn of float32": ("single+bf16_pure", Bf16Pure, "edit_model", nothing),
+    "fp16_pure drawn of float32": ("single+fp16_pure", Fp16Pure, "edit_model", nothing),
+    "int8 of nothing": ("single+int8", Int8, "edit_model", nothing),
+    "int8 of one block": ("single+int8", Int8, "edit_model", first_block),
+    "int8 as floats": ("single+int8", Int8, "store", FLOAT8),
+    "float8 of one operand": (DYNAMIC, Float8, "store", FLOAT8),
+    "float8 as integers": ("single+float8", Float8, "store", INT8),
+    "nf4 in 8 bits": ("single+nf4", Nf4, "store", INT8),
+    "palette of one block": ("single+palette", Palette, "edit_model", first_block),
+    "palette beside floats": ("single+palette", Palette, "store", beside_floats),
+    "drawn with no weights streamed": (
+        RECIPE, BlockSwap, "attach", put_back,
+    ),
+    "another kernel": ("single+attend:kernel=math", Attend, "edit_model", nothing),
+    "nothing compiled": ("single+compile:backend=aot_eager", Compile, "edit_model", nothing),
+}  # fmt: skip
