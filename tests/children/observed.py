@@ -2,8 +2,8 @@
 
 Started by accelerate instead of ``harness.train``, with the same words. Beside ``result.json`` it
 leaves what this run says to the launch of every *other* sharding strategy (``crossed.json``), also
-where DeepSpeed's flags say what that launch asks for (``pretended.json``), what the replicas say
-once one of them drifts (ddp), and the averaged weights put together (``ema.pt``).
+where DeepSpeed's flags say what that launch asks for (``pretended.json``), and what the replicas
+say once one of them drifts (ddp).
 """
 
 from __future__ import annotations
@@ -131,8 +131,6 @@ def kept_whole(trained: TrainingRun) -> str:
 def observe(resolved: Any, trained: TrainingRun) -> Any:
     """Stands in for ``collect_evidence``: its answer, and the further look after it."""
     collected = real(resolved, trained)
-    average = trained.attached.get("ema")
-    state = average.full_state() if average else None
     pretending = pretended(trained)
     if "replicas" in trained.launch.traits:
         pretending["bfloat16 on the wire"] = in_other_types(dataclasses.replace(trained))
@@ -142,8 +140,6 @@ def observe(resolved: Any, trained: TrainingRun) -> Any:
     rank = trained.accelerator.process_index
     (FOLDER / f"crossed{rank}.json").write_text(json.dumps(found))
     (FOLDER / f"pretended{rank}.json").write_text(json.dumps(pretending))
-    if rank == 0:
-        torch.save(state, FOLDER / "ema.pt")
     return collected
 
 

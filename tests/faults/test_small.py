@@ -90,12 +90,6 @@ def test_another_training_is_refused_before_the_launch(words, said, tmp_path, ca
     assert said in text and "; resume with the same, or start anew" in text
 
 
-# ---- time left, and the search for a batch ----
-
-
-# ---- another Headroom ----
-
-
 # ---- hostile text ----
 
 
@@ -162,5 +156,3 @@ def test_the_way_out_is_the_one_that_the_reason_has(tmp_path):
     assert ended.hint == "extract it again"
     other = classify(Facts(failures=(failures[1],)))
     assert "log.txt" in other.hint and "extract it again" in other.reason
-
-

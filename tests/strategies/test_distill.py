@@ -44,10 +44,8 @@ def file(tmp_path_factory) -> Path:
     ("recipe", "fields", "wanted"),
     [
         ("ddp+distill+lora", {}, ["a student trains whole"]),
-        ("ddp+distill+prune_structured", {}, ["layers of its own"]),
         ("ddp+distill+sp", {}, ["leave sp out"]),
         ("ddp+distill:teacher=none.safetensors", {}, ["no file none.safetensors", "run.sh train"]),
-        ("ddp+distill:width=130", {}, ["width", "heads"]),
         ("single+distill", {"workload": "sample", "processes": 1}, ["--model and --weights"]),
         ("ddp+distill:width=256,feature=1.0", {}, ["128 wide", "leave feature out"]),
         ("ddp+distill", {"model": "DiT-T/8:tokens=64", "objective": "masked", "data": "synthetic"},

@@ -64,9 +64,6 @@ def test_a_traced_step_of_a_compiled_optimizer_is_taken_op_by_op(low_bit):
     assert optimizer.compiled_steps == 1 and GRAPHS, "every other step is compiled"
 
 
-# -- optimizers in host memory ---------------------------------------------------------------------
-
-
 # -- what leaves the device ------------------------------------------------------------------------
 
 

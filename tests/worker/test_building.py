@@ -166,9 +166,6 @@ def test_what_uses_weights_that_are_not_there_is_told(loaded, monkeypatch):
         loaded("single+prune")
 
 
-# -- what watches frozen weights --------------------------------------------------------------
-
-
 # -- two processes ----------------------------------------------------------------------------
 
 SHARDED = [
