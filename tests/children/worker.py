@@ -129,11 +129,6 @@ def hungry() -> None:
     failure("RuntimeError", f"no limit came within {len(blocks)} blocks")
 
 
-def killed_while_recorded() -> None:
-    (FOLDER / "snapshot.rank0.pickle").write_bytes(b"x")
-    killed()
-
-
 def killed() -> None:
     status("measure", 5, 9)
     os.kill(os.getpid(), signal.SIGKILL)

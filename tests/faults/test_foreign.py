@@ -295,6 +295,3 @@ def test_any_bytes_are_read_or_refused(tmp_path):
     fuzz(60, tmp_path)
 
 
-@pytest.mark.thorough
-def test_two_thousand_files_are_read_or_refused(tmp_path):
-    fuzz(2000, tmp_path)

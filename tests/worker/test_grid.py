@@ -27,15 +27,6 @@ def test_digits_are_grey_widened_and_in_reading_order(tmp_path):
     assert (pixels[:96, 96 : 96 + GAP] == FRAME).all()
 
 
-def test_latents_show_three_stretched_channels(tmp_path):
-    x = torch.zeros(2, 4, 96, 96)
-    x[1, 0], x[1, 1], x[0, 2], x[1, 3] = 7, -3, 0.5, 99
-    write_grid(x, tmp_path / "grid.png", 2, grey=False)
-    pixels = picture(tmp_path / "grid.png")
-    assert pixels.shape == (96, 2 * 96 + GAP, 3)
-    assert pixels[9, 9].tolist() == [0, 255, 255] and pixels[9, 150].tolist() == [255, 0, 0]
-
-
 def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
     path = tmp_path / "grid.png"
     write_grid(torch.full((1, 4, 8, 8), 1.0), path, 1)
@@ -52,7 +43,6 @@ def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "x, columns, words",
     [
-        (torch.zeros(0, 4, 8, 8), 1, "cannot lay out"),
         (torch.zeros(4, 8, 8), 1, "cannot lay out"),
         (torch.zeros(1, 4, 8, 8), 0, "in 0 columns"),
         (torch.full((1, 4, 8, 8), torch.nan), 1, "the model has diverged"),
