@@ -169,14 +169,6 @@ def test_what_is_added_changes_nothing_at_first(text, train_here):
     assert losses[1] != pytest.approx(reference[0], rel=1e-4)
 
 
-def test_sparse_gradients_change_nothing(train_here):
-    _, dense, dense_norms = curves("single+sgd:momentum=0.0", train_here, learning_rate=0.1)
-    text = "single+sgd:momentum=0.0+sparse_embedding"
-    _, sparse, sparse_norms = curves(text, train_here, learning_rate=0.1)
-    assert sparse == pytest.approx(dense, rel=1e-6)
-    assert sparse_norms == pytest.approx(dense_norms, rel=1e-5)
-
-
 def test_what_must_not_change_the_computation_does_not(train_here):
     _, usual = train_here(TINY, 3)
     wanted = [float(loss) for loss in usual.losses]
