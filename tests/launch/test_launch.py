@@ -166,7 +166,7 @@ def test_the_line_shown_is_a_plain_accelerate_launch():
 @pytest.mark.parametrize(
     ("recipe", "processes", "kind"),
     [
-        ("ddp", 2, "MULTI_CPU"),
+        pytest.param("ddp", 2, "MULTI_CPU", marks=pytest.mark.thorough),
         ("zero2", 2, "DEEPSPEED"),
     ],
 )
