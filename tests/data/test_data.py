@@ -253,5 +253,3 @@ def test_values_that_are_not_finite_are_named_when_they_are_fetched(folder):
     data = open_data(f"latents:{folder}", "cpu")
     with pytest.raises(ValueError, match=r"5\.npy holds values that are not finite"):
         data.fetch(np.array([5]))
-
-

@@ -293,5 +293,3 @@ def fuzz(examples: int, folder: Path) -> None:
 
 def test_any_bytes_are_read_or_refused(tmp_path):
     fuzz(60, tmp_path)
-
-

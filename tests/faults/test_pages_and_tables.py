@@ -106,5 +106,3 @@ def test_a_report_that_cannot_be_written_is_printed_and_the_files_are_named(
         assert f"not written: {folder / name}: Read-only file system" in said
     with pytest.raises(OSError, match="Read-only"):
         write_report(*load_all(folder), folder)
-
-

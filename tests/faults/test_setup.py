@@ -237,5 +237,3 @@ def test_a_bare_python_for_reports_is_told_what_it_lacks(checkout, command):
     code, said = checkout.run(command, "x", HEADROOM_PYTHON=f"{checkout.folder}/bin/bare")
     assert code == 2 and f"lacks: jinja2, psutil, rich, pyyaml, which {command} needs" in said
     assert "Traceback" not in said and "-m pip install jinja2 psutil rich pyyaml" in said
-
-

@@ -84,5 +84,3 @@ def test_a_row_of_one_process_stays_on_one_node(tmp_path):
     assert [(row.recipe, row.processes, row.nodes) for row in rows] == [
         ("ddp", 2, 2), ("single", 1, 1),
     ]  # fmt: skip
-
-

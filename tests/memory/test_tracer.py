@@ -97,5 +97,3 @@ def test_what_torch_pinned_for_a_gpu_takes_whole_blocks(registered, taken, monke
         later, small = torch.ones(5000), torch.ones(100)
     assert later.numel() and small.numel()
     assert [s.size for s in tracer.record.storages] == [taken, 32768, 400]
-
-

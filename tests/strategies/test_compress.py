@@ -161,5 +161,3 @@ def test_the_dense_steps_before_powersgd_prove_nothing(group):
     with pytest.raises(NotInForce, match="first 2 steps are dense"):
         strategy.evidence(trained_with(strategy, steps=2))
     assert strategy.evidence(trained_with(strategy, steps=3))["wire_bytes"] > 0
-
-

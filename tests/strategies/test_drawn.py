@@ -182,5 +182,3 @@ def test_a_sampling_run_that_cannot_be_is_refused_by_name(fields, words):
     with pytest.raises((BadInput, Conflict)) as caught:
         resolve(dataclasses.replace(DRAWN, **fields))
     assert [word for word in words if word not in str(caught.value)] == []
-
-

@@ -88,5 +88,3 @@ def test_a_recipe_on_a_broken_file_says_what_is_wrong_with_it(house):
 def test_ranks_that_work_on_one_sample_together_own_the_same_share(layout, shares):
     assert [layout.share(rank) for rank in range(layout.ranks)] == shares
     assert layout.data == max(shares) + 1
-
-

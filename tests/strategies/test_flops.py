@@ -114,5 +114,3 @@ def test_products_of_few_bits_and_a_fused_loss_count_as_the_products_that_they_a
         assert counter.get_total_flops() == (2 + 3) * product, "gradients are made in forward"
     pytest.importorskip("bitsandbytes")
     assert formulas()[torch.ops.bitsandbytes.gemm_4bit](x, None, (48, 32)) == product
-
-

@@ -169,5 +169,3 @@ def test_memory_is_predicted_of_own_subjects_students_and_early_steps(runs, tmp_
     for row, found in zip(rows, predicted, strict=True):
         assert found.method == "trace", found.reason
         assert found.steady.bytes == pytest.approx(row.ranks[0].categories.total, rel=0.01)
-
-

@@ -214,5 +214,3 @@ def test_what_cannot_be_shared_is_refused_with_the_way_out(text, processes, mode
 def test_what_is_no_way_to_share_is_refused(text, wanted):
     with pytest.raises(RecipeError, match=wanted):
         parse(text)
-
-

@@ -65,5 +65,3 @@ def test_a_family_trains_on_two_processes_as_it_does_alone(model, recipe, result
     two = [*row.losses[:STEPS], *row.grad_norms[:STEPS]]
     assert two == pytest.approx(alone(model, without_ranks(recipe)), rel=NEAR)
     assert two[0] != two[1], "it learned nothing"
-
-

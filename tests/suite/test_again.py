@@ -87,5 +87,3 @@ def test_a_reference_that_ended_badly_is_not_tried_again(tmp_path: Path, capsys)
     text = capsys.readouterr().out
     assert "[3/5] ddp (repeat 1): not run, because its first run ended as gpu_oom" in text
     assert "[5/5] ddp (repeat 2): not run" in text
-
-

@@ -279,5 +279,3 @@ def test_a_file_system_without_locks_is_not_another_run(code, held, tmp_path, mo
     with suite_run._alone(tmp_path):
         text = capsys.readouterr().err
     assert os.strerror(code) in text and "goes unnoticed" in text
-
-

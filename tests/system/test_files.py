@@ -151,5 +151,3 @@ def test_a_file_that_its_user_edited_is_not_written_again(tmp_path):
     assert (tmp_path / "b.json").read_text() == "{}", "nothing is written if one is refused"
     files.write_texts(tmp_path, {"a.yaml": "a: 4\n"}, force=True)
     assert (tmp_path / "a.yaml").read_text() == "a: 4\n"
-
-

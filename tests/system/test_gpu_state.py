@@ -82,5 +82,3 @@ def test_memory_that_windows_moved_to_the_host_is_said(held, card, said):
     assert any("13.0 GiB on a GPU of 12.0 GiB" in word for word in spilled(found)) is said
     found.ranks.append(dataclasses.replace(found.ranks[0], device="another GPU"))
     assert spilled(found) == []
-
-

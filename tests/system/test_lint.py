@@ -133,5 +133,3 @@ def test_a_file_that_cannot_be_read_is_bad_input(text, words, tmp_path, capsys):
     assert cli.main(["lint", str(path)]) == 2
     message = capsys.readouterr().err
     assert words in message and len(message.splitlines()) == 1 and "odd.json" in message
-
-

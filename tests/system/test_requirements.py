@@ -247,5 +247,3 @@ def test_cuda_counts_cards_as_nvidia_smi_does_in_every_process_of_ours(monkeypat
         monkeypatch.setenv(gpus.ORDER, order)
         paths.add(machines._cache_path(machine(Path())))
     assert len(paths) == 2
-
-

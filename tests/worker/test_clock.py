@@ -51,5 +51,3 @@ def test_busy_seconds_are_of_the_cores_that_the_process_may_use(
     assert machine.busy_now() == pytest.approx(ticks / os.sysconf("SC_CLK_TCK"))
     (tmp_path / "stat").unlink()
     assert machine.busy_now() == 0
-
-

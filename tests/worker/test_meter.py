@@ -175,5 +175,3 @@ def test_what_was_kept_before_the_peak_is_not_forgotten(train_here):
     blocks = run.trained.module.blocks
     token_bytes = 8 * 64 * 128 * 4
     assert every.beyond_state - none.beyond_state >= (len(blocks) - 2) * token_bytes
-
-

@@ -70,5 +70,3 @@ def test_what_was_done_is_the_difference_that_was_made(train_here):
                 project(moment, name, 0, table).tolist(), rel=1e-6, abs=1e-12
             )
     assert set(did.update) == set(did.moment) == set(did.average) and any(did.inputs["noise"])
-
-

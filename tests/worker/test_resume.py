@@ -280,5 +280,3 @@ def test_another_spec_is_refused_before_anything_is_loaded(train_here, tmp_path)
     largest = max((p for p in path.rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
     largest.write_bytes(largest.read_bytes()[:-9])
     assert training.latest(tmp_path) is None, "cut, as by a disk that filled up"
-
-
