@@ -95,7 +95,8 @@ def test_a_rank_that_dies_ends_the_row_on_both_nodes(tmp_path):
     children = started(tmp_path, words.replace("--timeout 200", "--timeout 100"))
     far = tmp_path / "node-1"
     until(lambda: ranks(tmp_path) and ranks(far))
-    os.kill(ranks(far)[1], signal.SIGKILL)
+    (pid,) = ranks(far).values()
+    os.kill(pid, signal.SIGKILL)
     assert [child.wait(200) for child in children] == [1, 1]
     near, lost = (load_all(folder)[0][0] for folder in (far, tmp_path))
     assert near.status is Status.FAILED and "killed by SIGKILL from outside" in near.reason
