@@ -27,7 +27,7 @@ from strategies.base import Slot
 from tests.made.lattices import FLUX, predicted, rows_of
 from tests.made.predictions import GIB, made_up
 
-FEW = 0.25
+FEW = 0.2
 """Most predictions of a search, over the recipes of its lattice: each is a trace."""
 SIZES = (6, 12, 16, 24, 40, 80, 400)
 
