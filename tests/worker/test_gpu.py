@@ -1,5 +1,5 @@
 """Where there is a GPU: its meter against known tensors, its kernels, and a limit. Whether every
-recipe runs there is for ``tests/calibrate/test_check_on_gpu.py``."""
+recipe runs there is for ``./run.sh run --suite check``."""
 
 from __future__ import annotations
 
