@@ -59,15 +59,16 @@ def test_what_a_trainer_says_of_streamed_weights_that_train_is_not_denied(blocks
 
 @pytest.mark.parametrize(
     ("measured", "predicted"),
-    [(72.2, 74.1), (83.1, 82.4), (78.6, 78.6), (27.5, 29.0), (70.9, 73.2)],
-)
-def test_the_page_has_what_zero_over_frozen_weights_needs(measured, predicted):
-    """OpenTau's cosmos3 in GB; each is in the range that a plan states."""
+    [(72.2, 74.1), (83.1, 82.4), (78.6, 78.6), (27.5, 29.0), (70.9, 73.2), (36.22, 43.64),
+     (43.86, 36.63), (51.29, 47.8)],
+)  # fmt: skip
+def test_the_page_has_what_opentau_needs(measured, predicted):
+    """OpenTau's cosmos3 and pi07 in GB; each is in the range that a plan states."""
     page = (ROOT / "docs/explanation/accuracy.md").read_text("utf-8")
     error = predicted / measured - 1
     assert abs(error) < uncertainty.share_of("sharded", uncertainty.rows()).share
-    (line,) = (one for one in page.splitlines() if f" | {measured} | " in one)
-    assert f"{predicted} (" in line
+    (line,) = (one for one in page.splitlines() if f" | {measured} " in one)
+    assert f" {predicted} (" in line
 
 
 def test_a_source_is_left_out_with_its_trainer_and_its_kind_of_card(monkeypatch):

@@ -1,7 +1,5 @@
 """Shell completion: what argcomplete's shell function reads from ``run.sh``."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -5,8 +5,6 @@ allocator, ProcessGroupNCCL, FSDP2 and DeepSpeed (an H100's kernels, torch 2.13)
 with predictions. docs/explanation/accuracy.md has rows of real GPUs.
 """
 
-from __future__ import annotations
-
 import pytest
 
 from harness.planner import pool

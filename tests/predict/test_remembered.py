@@ -1,8 +1,6 @@
 """No prediction changes by what makes a trace short: kept answers of torch for operations on fake
 tensors, and short ways through a large world."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

@@ -1,7 +1,5 @@
 """The batch of a suite: it fits the smallest GPU, by a rule that the trace holds."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

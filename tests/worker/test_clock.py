@@ -1,7 +1,5 @@
 """The clock is not bent by the meter, by what the kernel counted; no test asks for a time."""
 
-from __future__ import annotations
-
 import json
 import os
 import statistics

@@ -1,7 +1,5 @@
 """The example of a launch file of one's own, under docs/examples: its name is a recipe."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,11 +1,12 @@
 """Own modules train whatever the shape of their samples: their evidence is read back too."""
 
-from __future__ import annotations
-
 import pytest
 from conftest import in_fork
 
+from harness.planner import pool
+from harness.resolve import resolve
 from harness.result import Status, load
+from harness.spec import Spec
 
 MODEL = """
 import torch
@@ -31,3 +32,13 @@ def test_an_own_module_trains(layers, shape, recipe, tmp_path):
     in_fork(tmp_path, "harness.train", *words, "--out", tmp_path / "out")
     row = load(tmp_path / "out" / "result.json")
     assert row.status is Status.OK, row.reason
+
+
+@pytest.mark.thorough
+def test_an_own_module_is_predicted_under_fsdp2(tmp_path):
+    (tmp_path / "mine.py").write_text(MODEL.format(layers=VECTORS, shape="8"))
+    model = f"{tmp_path}/mine.py:make"
+    spec = Spec(recipe="fsdp2+bf16", model=model, objective="own", data="synthetic", processes=2,
+                device="cuda", ema=0.0)  # fmt: skip
+    (found,) = pool.predict_all([resolve(spec)], tmp_path, jobs=1)
+    assert found.method == "trace", found.fault

@@ -118,7 +118,7 @@ def _filled(accelerator: Any, part: nn.Module, draw: Draw | None) -> None:
     keeps them: all of a group have one type."""
     if draw is not None:
         initial.fill(part, draw, accelerator.device)
-        initial.replace(part, lambda p: _on_device(p, accelerator.device))
+    initial.replace(part, lambda p: _on_device(p, accelerator.device))
     _unpack(part, accelerator.device)
     if accelerator.mixed_precision != "no":
         for p in part.parameters():
