@@ -1,0 +1,139 @@
+"""What measuring costs a step, the allocator's settings included: how far is a timed step of a run
+from the same step of a process that is not measured at all?
+
+    PYTHONPATH=. .venv/bin/python tests/bench/meter_cost.py [--steps 12] [--pairs 4]
+
+Processes of five kinds take turns, each pair in another order, so that the machine's noise and
+what a neighbour leaves behind hit them alike:
+
+- plain: no variable, no meter, glibc's own rule; bare optimizer steps after as many others.
+- again: plain once more. By how much it is off is what this bench cannot tell from nothing.
+- placed: plain, but weights are drawn under the meter's heap, which is left before the first step:
+  what the places of tensors alone do.
+- measured: as a run of the harness, its passes and its clock.
+- bent: as measured, but the heap that meters want stays in force: what the clock would show.
+
+For each pair the medians of wall and of CPU seconds are set against plain's; the median of those
+ratios is the distortion. Goal: below 1 % of a step. CPU seconds bear other work far better than
+wall seconds, and are what to trust on a busy machine; the spread of the pairs says how sure it is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from harness import ROOT
+from harness.launch.command import ALLOCATOR
+from harness.resolve import resolve
+from harness.spec import Spec
+from harness.worker import samples, setup
+from harness.worker.loop import Log, optimizer_step
+from harness.worker.meter import make_meter
+from harness.worker.passes import SETTLING, Bench, measured_steps
+from harness.worker.status import Reporter
+
+KINDS = ("plain", "again", "placed", "measured", "bent")
+BARE = ("plain", "again", "placed")
+"""Kinds that no meter watches."""
+WARMUP = 2
+BEFORE = WARMUP + 2 + SETTLING
+"""Steps that a measured run takes before its first timed one."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--recipe", default="single")
+    parser.add_argument("--model", default="DiT-S/4")
+    parser.add_argument("--global-batch", type=int, default=8)
+    parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--pairs", type=int, default=4)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--as", dest="kind", choices=KINDS, help="be one of the processes")
+    given = parser.parse_args()
+    if given.kind:
+        print(json.dumps(steps_of(given)))
+        return
+    seen: dict[str, list[dict[str, float]]] = {kind: [] for kind in KINDS}
+    for pair in range(given.pairs):
+        turn = pair % len(KINDS)
+        for kind in KINDS[turn:] + KINDS[:turn]:
+            seen[kind].append(asked(kind))
+    for kind in KINDS:
+        tell(kind, seen[kind], seen["plain"])
+
+
+def asked(kind: str) -> dict[str, float]:
+    """Medians of one process of this kind."""
+    clean = {name: value for name, value in os.environ.items() if name not in ALLOCATOR}
+    words = [sys.executable, *sys.argv, "--as", kind]
+    added = {} if kind in ("plain", "again") else ALLOCATOR
+    where = {"cwd": ROOT, "env": {**clean, **added}}
+    done = subprocess.run(words, **where, capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(done.stderr[-2000:])
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def tell(kind: str, seen: list[dict[str, float]], plain: list[dict[str, float]]) -> None:
+    """A line of one kind: its medians, and by how much each pair is off."""
+    middle = {name: statistics.median(one[name] for one in seen) for name in seen[0]}
+    line = f"{kind:9} wall {middle['wall'] * 1e3:8.1f} ms  CPU {middle['cpu'] * 1e3:8.1f} ms"
+    print(f"{line}  minor faults {middle['faults']:9.0f}")
+    for name in ("wall", "cpu") if kind != "plain" else ():
+        off = sorted(100 * (a[name] / b[name] - 1) for a, b in zip(seen, plain, strict=True))
+        spread = f"pairs {off[0]:+.2f} to {off[-1]:+.2f}"
+        print(f"          {name} off by {statistics.median(off):+.2f} % ({spread})")
+
+
+def steps_of(given: argparse.Namespace) -> dict[str, float]:
+    """Medians of the seconds, CPU seconds and faults of this process's steps."""
+    chosen = {"recipe": given.recipe, "model": given.model, "global_batch": given.global_batch}
+    resolved = resolve(Spec(**chosen, steps=given.steps, warmup=WARMUP, device=given.device))
+    accelerator = setup.make_accelerator(resolved)
+    feed = setup.build_feed(resolved, accelerator)
+    setup.rehearse(resolved, accelerator)
+    meter, log = make_meter(accelerator.device), Log()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        begun = (lambda phase: None) if given.kind in BARE else meter.enter
+        run = setup.prepare(resolved, feed, accelerator, folder / "nvme", begun)
+        if given.kind in BARE:
+            samples.keep_freed()
+            bare_steps(run, log, meter.synchronize, given.steps)
+        else:
+            if given.kind == "bent":
+                samples.keep_freed = lambda: False
+            reporter = Reporter(folder, 0)
+            reporter.peak = meter.peak_bytes
+            measured_steps(Bench(
+                resolved=resolved, folder=folder, reporter=reporter, meter=meter, run=run, log=log
+            ))  # fmt: skip
+    used = log.used[log.timed_from :]
+    return {
+        "wall": statistics.median(log.seconds[log.timed_from :]),
+        "cpu": statistics.median(step.cpu_seconds for step in used),
+        "faults": statistics.median(step.minor_faults for step in used),
+    }
+
+
+def bare_steps(run, log: Log, synchronize, count: int) -> None:
+    """As many steps as a run takes, with nothing but a clock around them."""
+    for _ in range(BEFORE + count):
+        before, start = samples.now(), time.perf_counter()
+        optimizer_step(run, run.trained.optimizer_steps, log)
+        synchronize()
+        log.seconds.append(time.perf_counter() - start)
+        log.used.append(samples.now() - before)
+    log.timed_from = BEFORE
+
+
+if __name__ == "__main__":
+    main()
