@@ -460,10 +460,13 @@ class Search:
         """Return the row that may be the answer, the best by estimate; none if there is none."""
         known = self._options
         best, winners = best_of(known), []
-        for one in self.left:  # those that may be the answer, or so fast that another row is
+        for one in self.left:
             option = self.estimates.option(one, favour=True)
-            may = option.may and (option.sure or not (best and best.sure))
-            winners += [one] if may and best_of([*known, option]) is not best else []
+            if not option.may or (best and best.sure and not option.sure):
+                continue
+            # It may be the answer, or so fast that another row is.
+            if best_of([*known, option]) is not best:
+                winners.append(one)
         if not winners:
             return []
         likely = [self.estimates.option(one, favour=False) for one in winners]

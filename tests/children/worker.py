@@ -61,6 +61,10 @@ def good_then_hang() -> None:
     time.sleep(600)
 
 
+def torn() -> None:
+    (FOLDER / "result.json").write_text('{"schema": 1, "sp')
+
+
 def noisy() -> None:
     """Fails with an error whose text moves the cursor, clears the screen and turns text around."""
     print("10%\r20%\r\x1b[2J\x1b]0;title\x07 fine", flush=True)
@@ -129,6 +133,11 @@ def hungry() -> None:
     failure("RuntimeError", f"no limit came within {len(blocks)} blocks")
 
 
+def killed_while_recorded() -> None:
+    (FOLDER / "snapshot.rank0.pickle").write_bytes(b"x")
+    killed()
+
+
 def killed() -> None:
     status("measure", 5, 9)
     os.kill(os.getpid(), signal.SIGKILL)
@@ -161,6 +170,16 @@ def shared_memory() -> None:
 def shared_memory_and_hang() -> None:
     shared_memory()
     time.sleep(600)
+
+
+def fat() -> None:
+    """64 MiB here, 64 MiB in a child, until that much is seen."""
+    block = b"x" * (64 << 20)
+    code = "import sys; block = b'x' * (64 << 20); sys.stdin.read()"
+    child = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE)
+    until_there("seen")
+    child.communicate()
+    print(len(block))
 
 
 def environment() -> None:

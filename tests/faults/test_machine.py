@@ -5,6 +5,7 @@ lost, nothing is left running, and the row says what happened. By hand: ``./run.
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -79,6 +80,38 @@ def test_a_process_that_is_killed_fails_its_row_and_the_next_one_runs(tmp_path):
     assert "NOT the requested reference: ddp ended as failed" in " ".join(said.split())
 
 
+def test_nothing_is_left_in_the_folder_for_temporary_files(tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
+    (tmp_path / "tmp").mkdir()
+    child = start(tmp_path / "out", "zero2", steps="2")
+    said = ended(child, tmp_path / "out")
+    assert child.returncode == 0, said
+    own = f"headroom-{os.getuid()}"  # what is known of the machine, kept on purpose
+    assert {path.name for path in (tmp_path / "tmp").iterdir()} <= {own}
+
+
+def test_a_harness_that_is_killed_leaves_nothing_and_the_same_command_goes_on(tmp_path):
+    child = start(tmp_path, "single", "ddp", runs="ddp")
+    measuring(tmp_path)
+    child.kill()
+    child.wait()
+    until(lambda: not left(tmp_path))
+    assert rows(tmp_path)["single"].status is Status.OK, "what had ended is kept"
+    again = start(tmp_path, "single", "ddp", runs="none")
+    said = ended(again, tmp_path)
+    assert again.returncode == 0 and "2 runs, 1 to do" in said, said
+
+
+def test_a_rank_that_is_stopped_runs_into_the_deadline(tmp_path):
+    child = start(tmp_path, "ddp", "single", runs="ddp", timeout="12")
+    os.kill(measuring(tmp_path)[0], signal.SIGSTOP)
+    said = ended(child, tmp_path)
+    row = rows(tmp_path)["ddp"]
+    assert (child.returncode, row.status) == (1, Status.TIMEOUT), said
+    assert "not finished after 12 s: stopped in phase measure" in row.reason
+    assert rows(tmp_path)["single"].status is Status.OK
+
+
 def test_two_harnesses_notice_each_other(tmp_path):
     first = start(tmp_path / "one", "ddp", runs="ddp")
     measuring(tmp_path / "one")
@@ -131,6 +164,33 @@ def test_a_disk_that_fills_up_mid_run_is_named_and_what_was_measured_is_kept(dis
     assert child.returncode == 2 and "No space left on device" in said, said
     assert "Traceback" not in said and "Samples/s" in said, "what was measured is told"
     assert rows(disk / "out")["single"].status is Status.OK
+
+
+@root
+def test_a_disk_that_may_only_be_read_mid_run_is_named_and_what_was_measured_is_kept(disk):
+    child = start(disk / "out", "single", "ddp", runs="ddp", timeout="12")
+    measuring(disk / "out")
+    out = str(disk / "out")
+    # Open files keep the disk itself from becoming so: each new one is met by a mount over it.
+    subprocess.run(["mount", "--bind", out, out], check=True)
+    subprocess.run(["mount", "-o", "remount,bind,ro", out], check=True)
+    try:
+        said = ended(child, disk / "out")
+        assert child.returncode == 2 and "Read-only file system" in said, said
+        assert "Traceback" not in said and "Samples/s" in said
+        assert rows(disk / "out")["single"].status is Status.OK
+    finally:
+        subprocess.run(["umount", "-l", out], check=True)
+
+
+@root
+def test_a_report_on_a_disk_that_may_only_be_read_prints_its_table(disk):
+    shutil.copytree(ROOT / "tests" / "golden" / "report" / "cpu", disk / "set")
+    subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+    words = [sys.executable, "-m", "harness", "report", str(disk / "set")]
+    told = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
+    assert told.returncode == 1 and "Samples/s" in told.stdout and told.stderr == ""
+    assert f"not written: {disk}/set/report.md: Read-only file system" in told.stdout
 
 
 GROUPS = Path("/sys/fs/cgroup")

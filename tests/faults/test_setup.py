@@ -1,4 +1,8 @@
-"""Setting up, with a stand-in for Python and pip: cut short wherever, the same command mends it."""
+"""Setting up, with a stand-in for Python and pip: cut short wherever, the same command mends it.
+
+The stand-in makes a folder for an environment and a file for each thing that pip installs: half of
+it first, and the whole at the end of the step. At a step that a test names it stops there.
+"""
 
 from __future__ import annotations
 
@@ -144,7 +148,8 @@ def test_a_set_up_to_its_end_happens_once(checkout):
     assert checkout.run()[0] == 0 and checkout.journal == STEPS
 
 
-CUTS = [("venv", signal.SIGKILL), ("torch", signal.SIGINT), ("probe", signal.SIGINT)]
+CUTS = [(step, signal.SIGINT) for step in ("venv", "torch", "probe")]
+CUTS += [(step, signal.SIGKILL) for step in ("venv", "rest")]
 
 
 @pytest.mark.parametrize(("at", "number"), CUTS)
@@ -165,12 +170,19 @@ def test_a_lost_network_is_said_and_the_next_set_up_is_whole(checkout):
     assert checkout.run()[0] == 0 and checkout.whole
 
 
+def test_pips_warnings_are_kept_in_its_log_and_not_shown(checkout):
+    code, said = checkout.run()
+    assert (code, "chatters" in said) == (0, False)
+    assert (checkout.venv / "headroom.log").read_text().count("pip chatters") == 3
+    assert [f"step {n} of 3" in said for n in (1, 2, 3)] == [True] * 3
+
+
 IGNORED = shutil.ignore_patterns("__pycache__")
 BARE = f'#!/bin/bash\nexec "{sys.executable}" -S "$@"\n'
 """A Python without packages of its own."""
 
 
-@pytest.mark.parametrize("words", ["--version", "--help"])
+@pytest.mark.parametrize("words", ["--version", "--help", "-h"])
 def test_help_and_the_version_set_up_nothing(words, checkout, monkeypatch, capsys):
     """On a Python without packages they are the same as in the environment."""
     checkout.tool("python3", BARE)
@@ -182,6 +194,33 @@ def test_help_and_the_version_set_up_nothing(words, checkout, monkeypatch, capsy
     with pytest.raises(SystemExit):
         cli.main(words.split())
     assert said == capsys.readouterr().out != ""
+
+
+def test_list_sets_up_nothing_where_a_python_has_its_packages(checkout):
+    code, said = checkout.run("list")
+    assert (code, checkout.venv.exists()) == (0, False) and "runs with" in said
+    checkout.tool("python3", STAND_IN % f"{checkout.folder}/bin/bare")
+    checkout.tool("bare", BARE)
+    code, said = checkout.run("list")
+    assert code == 0 and checkout.whole
+    needs = "has jinja2, psutil, rich and PyYAML, which list needs; setting up"
+    assert f"no Python on the PATH {needs}" in said
+
+
+@pytest.mark.parametrize(
+    ("driver", "old"), [("570.86.10", True), ("580.65.06", False), ("", False)]
+)
+def test_a_driver_too_old_for_the_pinned_torch_is_told_of(driver, old, checkout):
+    checkout.tool("nvidia-smi", f"#!/bin/bash\necho '{driver}'\n")
+    code, said = checkout.run()
+    assert (code, checkout.whole, checkout.journal) == (0, True, STEPS), said
+    assert (f"the NVIDIA driver {driver} is too old" in said and "HEADROOM_PYTHON" in said) == old
+
+
+def test_a_full_disk_is_named_with_what_is_free(checkout):
+    checkout.tool("df", "#!/bin/bash\nprintf 'x\\n/dev/x 9 9 4096 99%% /\\n'\n")
+    code, said = checkout.run(at="torch", how="fail")
+    assert code != 0 and f"the disk of {checkout.venv} has 4 MiB free" in said
 
 
 def test_two_set_ups_at_once_follow_one_another(checkout):
@@ -197,6 +236,23 @@ def test_two_set_ups_at_once_follow_one_another(checkout):
         child.communicate()
 
 
+def test_a_half_environment_of_an_older_version_gets_its_pip(checkout):
+    """As an interrupted ``python -m venv`` leaves it, with no mark of ours."""
+    (checkout.venv / "bin").mkdir(parents=True)
+    (checkout.venv / "pyvenv.cfg").touch()
+    shutil.copy(checkout.folder / "bin" / "python3", checkout.venv / "bin" / "python")
+    (checkout.venv / "mine").touch()
+    assert checkout.run()[0] == 0 and checkout.whole
+    assert (checkout.venv / "mine").exists(), "what we did not make is not removed"
+    assert checkout.cut_short_by_an_update() == 0 and (checkout.venv / "mine").exists()
+
+
+def test_an_update_that_was_cut_short_is_made_anew(checkout):
+    assert checkout.run()[0] == 0
+    assert checkout.cut_short_by_an_update() == 0 and checkout.whole
+    assert checkout.journal[len(STEPS) :] == ["torch", "tools", *STEPS]
+
+
 def test_a_folder_with_other_things_is_refused_and_left_as_it_is(checkout, tmp_path):
     other = tmp_path / "home"
     other.mkdir()
@@ -204,6 +260,12 @@ def test_a_folder_with_other_things_is_refused_and_left_as_it_is(checkout, tmp_p
     code, said = checkout.run(HEADROOM_VENV=str(other))
     assert code == 2 and "is no environment, and not empty" in said and "HEADROOM_VENV=" in said
     assert [path.name for path in other.iterdir()] == ["letter"]
+
+
+def test_without_write_access_it_says_so_in_one_line(checkout):
+    code, said = checkout.run(HEADROOM_VENV="/proc/nothing/venv")
+    assert code == 2 and len(said.splitlines()) == 1
+    assert "cannot write to /proc/nothing/venv; name another folder (HEADROOM_VENV=" in said
 
 
 @pytest.fixture
@@ -231,9 +293,15 @@ def test_another_user_of_an_environment_compiles_into_a_folder_of_their_own(open
     assert "runs with /nonexistent/.cache/headroom/ops-" in child.stdout
 
 
-@pytest.mark.parametrize("command", ["report", "list"])
+@pytest.mark.parametrize("command", ["report", "compare", "list"])
 def test_a_bare_python_for_reports_is_told_what_it_lacks(checkout, command):
     checkout.tool("bare", f'#!/bin/bash\nexec "{sys.executable}" -I -S "$@"\n')
     code, said = checkout.run(command, "x", HEADROOM_PYTHON=f"{checkout.folder}/bin/bare")
     assert code == 2 and f"lacks: jinja2, psutil, rich, pyyaml, which {command} needs" in said
     assert "Traceback" not in said and "-m pip install jinja2 psutil rich pyyaml" in said
+
+
+def test_a_python_that_does_not_work_is_named(checkout):
+    checkout.tool("broken", "#!/bin/bash\nexit 1\n")
+    code, said = checkout.run(HEADROOM_PYTHON=f"{checkout.folder}/bin/broken")
+    assert code == 2 and "bin/broken is no working Python 3.11 to 3.13" in said

@@ -6,7 +6,9 @@ import json
 import os
 import shlex
 import signal
+import socket
 import sys
+import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -57,6 +59,7 @@ def test_the_result_decides_and_the_exit_code_is_kept(tmp_path):
         ("cuda_oom", Status.GPU_OOM, "warmup", 7000),
         ("memory", Status.HOST_OOM, "load", 7000),
         ("killed", Status.FAILED, "measure", 1000),
+        ("torn", Status.FAILED, "start", None),
     ],
 )
 def test_a_run_that_did_not_finish_says_where_and_why(tmp_path, mode, status, phase, peak):
@@ -73,6 +76,11 @@ def test_a_log_s_control_characters_reach_neither_the_row_nor_its_first_report(t
     for path in [tmp_path / "result.json", *tmp_path.glob("report.*")]:
         text = path.read_text(encoding="utf-8")
         assert not set(text) & {"\x00", "\x1b", "\r", "\u202e"} and "\\u001b" not in text, path
+
+
+def test_what_a_run_recorded_before_it_was_killed_is_named_and_then_replaced(tmp_path):
+    assert go("killed_while_recorded", tmp_path).recordings == ["snapshot.rank0.pickle"]
+    assert go("killed", tmp_path).recordings == []
 
 
 def test_the_deadline(tmp_path, monkeypatch):
@@ -105,6 +113,13 @@ def test_a_taken_port_is_tried_again(tmp_path):
     assert row.status is Status.OK and (tmp_path / "tries").read_text() == "3"
 
 
+def test_what_an_earlier_try_left_is_removed(tmp_path):
+    go("good", tmp_path)
+    (tmp_path / "nvme").mkdir()
+    row = go("killed", tmp_path)
+    assert row.status is Status.FAILED and not (tmp_path / "nvme").exists()
+
+
 def test_an_interrupted_run_is_a_row_and_then_ends_the_suite(tmp_path, monkeypatch):
     hurry(monkeypatch)
 
@@ -123,6 +138,15 @@ def test_a_folder_that_cannot_be_written_is_said_before_anything_starts(tmp_path
         go("good", tmp_path / "file" / "run")
     with pytest.raises(files.OutputError, match="cannot start /no/such"):
         launch.run(resolve(SPEC), tmp_path, timeout=9, argv=lambda port: ["/no/such/launcher"])
+
+
+def test_a_full_disk_is_said_before_anything_starts(tmp_path, monkeypatch):
+    def full(**_) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", full)
+    with pytest.raises(files.OutputError, match="No space left on device"):
+        go("good", tmp_path)
 
 
 def test_the_shells_launch_variables_do_not_reach_the_run(tmp_path, monkeypatch):
@@ -163,10 +187,23 @@ def test_the_line_shown_is_a_plain_accelerate_launch():
     )
 
 
+def test_ddp_is_told_to_stay_on_the_cpu_and_deepspeed_is_not():
+    assert launch.environment(resolve(Spec(recipe="ddp")))["ACCELERATE_USE_CPU"] == "true"
+    assert "ACCELERATE_USE_CPU" not in launch.environment(
+        resolve(Spec(recipe="zero1", processes=2))
+    )
+
+
+def test_a_free_port_can_be_bound():
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", launch.free_port()))
+
+
 @pytest.mark.parametrize(
     ("recipe", "processes", "kind"),
     [
-        pytest.param("ddp", 2, "MULTI_CPU", marks=pytest.mark.thorough),
+        ("single", 1, "NO"),
+        ("ddp", 2, "MULTI_CPU"),
         ("zero2", 2, "DEEPSPEED"),
     ],
 )
@@ -189,7 +226,7 @@ def test_accelerate_starts_what_the_launch_file_says(tmp_path, recipe, processes
     assert ended.tree_processes <= 1 + processes * (1 + (kind == "DEEPSPEED"))
 
 
-@pytest.mark.parametrize(("deadline", "told"), [(300.0, "360.0"), (86400.0, None)])
+@pytest.mark.parametrize(("deadline", "told"), [(300.0, "360.0"), (86400.0, None), (None, None)])
 def test_the_deadline_comes_before_the_timeout_of_the_ranks_groups(tmp_path, deadline, told):
     """But not a long one: a hang would go on until then."""
     code = "import json, os, sys; json.dump(dict(os.environ), open(sys.argv[1], 'w'))"

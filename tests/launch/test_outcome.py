@@ -36,12 +36,14 @@ BUS = (
     "RuntimeError: DataLoader worker (pid 9) is killed by signal: Bus error. It is possible that "
     "dataloader's workers are out of shared memory."
 )
+SHM = "RuntimeError: unable to write to file </torch_77_1_2>: No space left on device (28)"
 
 # name: (facts, status, words of the reason, words of the way out)
 CASES = {
     "finished though exit code 1": (
         {"result": Status.OK, "exit_code": 1, "log": "terminate called"}, Status.OK, "", "",
     ),
+    "finished, then the deadline": ({"result": Status.OK, "stopped": "timeout"}, Status.OK, "", ""),
     "void with its reason": (
         {"result": Status.VOID, "result_reason": "bf16 was not in force", "exit_code": 0},
         Status.VOID, "bf16 was not", "",
@@ -51,11 +53,25 @@ CASES = {
     ),
     "finished, old OOM in the log": ({"result": Status.OK, "log": TRIED}, Status.OK, "", ""),
     "interrupted": ({"stopped": "interrupted"}, Status.INTERRUPTED, "phase start", "again"),
+    "interrupted while an OOM was logged": (
+        {"stopped": "interrupted", "log": TRIED}, Status.INTERRUPTED, "interrupted", "again",
+    ),
     # GPU memory, in all spellings
-
+    "torch.OutOfMemoryError": (
+        {"failures": (fail("OutOfMemoryError", TRIED, rank=1),)}, GPU,
+        "rank 1 ran out of GPU memory in phase measure, step 3", "checkpoint",
+    ),
     "cuda runtime": (
         {"failures": (fail("RuntimeError", "CUDA error: out of memory"),)}, GPU, "", "",
     ),
+    "error name": ({"log": "RuntimeError: cudaErrorMemoryAllocation"}, GPU, "", ""),
+    "hip": ({"log": "[rank1]: torch.OutOfMemoryError: HIP out of memory. Tried"}, GPU, "HIP", ""),
+    "c10, no failure file": (
+        {"exit_code": -6, "log": "terminate called after throwing 'c10::OutOfMemoryError'"}, GPU,
+        "c10::OutOfMemoryError", "",
+    ),
+    "driver": ({"log": "RuntimeError: CUDA driver error: out of memory"}, GPU, "", ""),
+    "triton": ({"log": "RuntimeError: Triton Error [CUDA]: out of memory"}, GPU, "", ""),
     "another process on the GPU": (
         {
             "failures": (
@@ -78,12 +94,26 @@ CASES = {
         "rank 1 ran out of GPU memory in phase warmup",
         "",
     ),
+    "out of memory, then hung until the deadline": (
+        {"stopped": "timeout", "failures": (fail("OutOfMemoryError", TRIED),)}, GPU, "", "",
+    ),
     # what sounds like it, and is not
     "illegal access": ({"failures": (fail("AcceleratorError", ILLEGAL),)}, FAILED, "illegal",
                        "attend:kernel=flash"),
+    "illegal access beyond cuDNN's attention": (
+        {"failures": (fail("AcceleratorError", ILLEGAL),), "recipe": "single+attend:kernel=flash"},
+        FAILED, "illegal", "CUDA_LAUNCH_BLOCKING=1 shows the operation",
+    ),
+    "cudnn internal": (
+        {"failures": (fail("RuntimeError", "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR"),)}, FAILED,
+        "INTERNAL_ERROR", "",
+    ),
     "autotuner's skipped choice": (
         {"log": f"{TRIED} Ignoring this choice.\nValueError: nan", "exit_code": 1}, FAILED,
         "ValueError: nan", "log.txt",
+    ),
+    "autotuner's skipped choice, then the deadline": (
+        {"log": TRIED, "stopped": "timeout", "timeout_seconds": 60.0}, TIMEOUT, "60 s", "--timeout",
     ),
     # host memory
     "MemoryError": (
@@ -95,9 +125,25 @@ CASES = {
         "below the limit ulimit -v of 0.6 GiB", "ulimit -v unlimited",
     ),
     "cpu allocator": ({"failures": (fail("RuntimeError", CPU),)}, HOST, "", ""),
+    "windows' words": (
+        {"log": "RuntimeError: DefaultCPUAllocator: not enough memory"}, HOST, "", "",
+    ),
+    "bad_alloc": ({"log": "terminate called after throwing 'std::bad_alloc'"}, HOST, "", ""),
+    "fork": ({"log": "OSError: [Errno 12] Cannot allocate memory"}, HOST, "Errno 12", ""),
+    "numpy": (
+        {"failures": (fail("_ArrayMemoryError", "Unable to allocate 3.0 GiB for an array"),)}, HOST,
+        "3.0 GiB", "",
+    ),
+    "pinned, by the call": (
+        {"failures": (fail("RuntimeError", "cudaHostAlloc failed: out of memory"),)}, HOST,
+        "pin host memory", "",
+    ),
     "pinned, by the traceback": (
         {"failures": (fail("RuntimeError", "CUDA error: out of memory", PINNING),)}, HOST,
         "pin host memory", "",
+    ),
+    "device memory while pinning is near": (
+        {"failures": (fail("OutOfMemoryError", TRIED, PINNING),)}, GPU, "GPU", "",
     ),
     # killed from outside
     "kernel's killer": (
@@ -107,6 +153,11 @@ CASES = {
     "container's limit": (
         {"log": SIMPLE_KILL, "machine_kills": 1, "group_kills": 1, "group_limit_bytes": 8 << 30},
         HOST, "the container's memory limit of 8.0 GiB", "",
+    ),
+    "launcher itself killed": ({"signal": 9, "group_kills": 1}, HOST, "container", ""),
+    "killed, and the peer reports the loss": (
+        {"log": TORCHRUN_KILL, "machine_kills": 1, "failures": (fail("RuntimeError", GLOO),)}, HOST,
+        "killer", "",
     ),
     "killed by hand": (
         {"log": TORCHRUN_KILL}, FAILED,
@@ -136,6 +187,25 @@ CASES = {
         "this deadline came before the process groups' timeout of 150 s", "--timeout",
     ),
     "bus error": ({"log": BUS}, FAILED, "bus error", "--shm-size"),
+    "SIGBUS": ({"log": "traceback : Signal 7 (SIGBUS) received by PID 1"}, FAILED, "bus", "shm"),
+    "shm full": ({"log": SHM}, FAILED, "shared memory is full", "--shm-size"),
+    "disk full": (
+        {"failures": (fail("OSError", "[Errno 28] No space left on device: 'r.json'"),)}, FAILED,
+        "No space", "disk",
+    ),
+    "port": (
+        {"log": "RuntimeError: The server socket has failed to listen ... EADDRINUSE"}, FAILED,
+        "port", "again",
+    ),
+    "crash": ({"log": "died with <Signals.SIGSEGV: 11>."}, FAILED, "SIGSEGV", "log.txt"),
+    "too few GPUs": (
+        {"failures": (fail("AcceleratorError", "CUDA error: invalid device ordinal"),)}, FAILED,
+        "ordinal", "--processes",
+    ),
+    "only the peers were heard": (
+        {"exit_code": 1, "failures": (fail("RuntimeError", GLOO),)}, FAILED, "Connection closed",
+        "",
+    ),
     "bad option": (
         {
             "exit_code": 2,
@@ -166,27 +236,56 @@ MESSAGES = {
         GPU,
         GITHUB + "pytorch/serve/issues/1993",
     ),
+    "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`": (
+        GPU,
+        GITHUB + "QwenLM/Qwen3/issues/873",
+    ),
     'RuntimeError: NVML_SUCCESS == r INTERNAL ASSERT FAILED at "../c10/cuda/CUDACachingAllocator'
     '.cpp":830, please report a bug to PyTorch.': (GPU, GITHUB + "pytorch/pytorch/issues/122068"),
+    "RuntimeError: NVML_SUCCESS == DriverAPI::get()->nvmlInit_v2_() INTERNAL ASSERT FAILED at "
+    '"../c10/cuda/CUDACachingAllocator.cpp":813, please report a bug to PyTorch.': (
+        GPU,
+        GITHUB + "pytorch/pytorch/issues/130486",
+    ),
+    "torch.AcceleratorError: CUDA error: out of memory": (
+        GPU, GITHUB + "Lightricks/LTX-Desktop/issues/139",
+    ),
     # ---- bitsandbytes prints and exits; a paged optimizer's memory is managed ----
     "Error out of memory at line 88 in file D:\\a\\bitsandbytes-windows-webui\\"
     "bitsandbytes-windows-webui\\csrc\\ops.cu": (
         GPU,
         GITHUB + "jllllll/bitsandbytes-windows-webui/issues/14",
     ),
+    "Error out of memory at line 351 in file /home/developer/bitsandbytes/csrc/pythonInterface.c": (
+        HOST,
+        GITHUB + "bitsandbytes-foundation/bitsandbytes/issues/464",
+    ),
     # ---- cuDNN: 8 and older; 9 (include/cudnn_graph_v9.h of the package) ----
     "RuntimeError: cuDNN error: CUDNN_STATUS_ALLOC_FAILED": (
         GPU, GITHUB + "torch/torch7/issues/780",
+    ),
+    "RuntimeError: cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED": (
+        GPU, "https://pypi.org/project/nvidia-cudnn-cu13",
     ),
     "RuntimeError: cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED": (
         HOST, "https://pypi.org/project/nvidia-cudnn-cu13",
     ),
     # ---- NCCL: in the log, and as torch raises its last warning ----
-
+    "ng30903:3063028:3066152 [3] include/alloc.h:178 NCCL WARN Cuda failure 'out of memory'": (
+        GPU, GITHUB + "NVIDIA/nccl/issues/1235",
+    ),
     "ng30903:3063028:3066152 [3] include/alloc.h:185 NCCL WARN Failed to CUDA calloc 6291456 "
     "bytes": (GPU, GITHUB + "NVIDIA/nccl/issues/1235"),
+    "n3:28:66152 [3] include/alloc.h:159 NCCL WARN Failed to CUDA host alloc 4096 bytes": (
+        HOST, NCCL,
+    ),
     f"{RAISED_BY_NCCL}Failed to CUDA calloc 67108864 bytes": (
         GPU, GITHUB + "sgl-project/sglang/issues/1116",
+    ),
+    f"{RAISED_BY_NCCL}Failed to CUDA malloc 67108864 bytes": (GPU, NCCL),
+    f"{RAISED_BY_NCCL}Failed to CUDA host alloc 4096 bytes": (HOST, NCCL),
+    f"{RAISED_BY_NCCL}Cuda failure 2 'out of memory'": (
+        GPU, GITHUB + "NVIDIA/nccl/blob/master/src/include/cudawrap.h",
     ),
     f"{RAISED_BY_NCCL}Cuda failure 'invalid argument'": (
         FAILED, GITHUB + "pytorch/pytorch/issues/111187",
@@ -199,6 +298,11 @@ MESSAGES = {
     "Hardware limit: 101376. Reducing block sizes or `num_stages` may help.": (
         FAILED,
         GITHUB + "triton-lang/triton/issues/8182",
+    ),
+    "ERROR:torch._inductor.select_algorithm:Exception No valid triton configs. OutOfMemoryError: "
+    "out of resource: triton_mm Required: 294912 Hardware limit:232448": (
+        FAILED,
+        GITHUB + "pytorch/pytorch/pull/181198",
     ),
 }  # fmt: skip
 """A line that a library writes -> the end that it means, and where it was seen or is written."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -11,14 +12,16 @@ import pytest
 from rich.console import Console
 
 from harness import ROOT
-from harness.commands import doctor, run
+from harness.commands import console, doctor, run
 from harness.launch import command
 from harness.resolve import resolve
 from harness.spec import Spec, SpecError
 from harness.suite.file import load_suite
-from harness.system import gpus
+from harness.system import gpus, probe
+from harness.system import machine as kernel
 from harness.system import machine as machines
-from harness.system.requirements import notes, obstacle
+from harness.system.requirements import lacks, notes, obstacle
+from strategies import CATALOG
 from tests.made.machines import machine
 
 GIB = 2**30
@@ -40,6 +43,16 @@ def test_a_limit_of_the_shell_is_read_from_the_kernel() -> None:
     assert said.stdout.splitlines()[-1] == str(("ulimit -v", 600 << 20)), said.stderr
 
 
+def test_a_limit_of_the_shell_is_named_before_the_installation(tmp_path, monkeypatch) -> None:
+    here = machine(tmp_path)
+    here.probe["errors"] = {"probe": "ABORT"}
+    monkeypatch.setattr(kernel, "shell_limit", lambda: None)
+    assert "install" in obstacle(NVME, here).hint
+    monkeypatch.setattr(kernel, "shell_limit", lambda: ("ulimit -v", 600 << 20))
+    lack = obstacle(NVME, here)
+    assert "ulimit -v of 0.6 GiB" in lack.text and lack.hint.startswith("ulimit -v unlimited")
+
+
 def with_op(folder: Path, name: str, reason: str) -> machines.Machine:
     here = machine(folder)
     here.probe["ops"][name] = {"ok": False, "reason": reason, "file": None, "built": True}
@@ -58,9 +71,32 @@ def test_a_library_of_cuda_that_the_linker_misses_is_not_libaio(tmp_path: Path) 
     assert "LIBRARY_PATH" in hint and "libaio" not in hint
 
 
+def test_an_environment_whose_path_has_a_space_is_the_cause(tmp_path, monkeypatch) -> None:
+    """Not a missing compiler: torch's build commands do not quote the folders of headers."""
+    here = with_op(tmp_path, "cpu_adam", "g++: error: files/venv/include: No such file")
+    monkeypatch.setattr(sys, "prefix", "/home/some files/venv")
+    lack = lacks("cpu_adam", here, NVME.spec)
+    assert "/home/some files/venv has a space" in lack.text and "HEADROOM_VENV" in lack.hint
+
+
+@pytest.mark.parametrize("tool", ["compiler", "ninja"])
+def test_a_missing_compiler_is_named(tmp_path: Path, tool: str) -> None:
+    lack = lacks("cpu_adam", machine(tmp_path, **{tool: None}), NVME.spec)
+    assert {"compiler": "g++", "ninja": "ninja"}[tool] in lack.text
+    assert "apt-get install g++ ninja-build" in lack.hint
+
+
+def test_no_bf16(tmp_path: Path) -> None:
+    here = machine(tmp_path)
+    here.probe["bf16"]["cpu"] = "a bfloat16 product came out wrong"
+    found = obstacle(resolve(Spec(recipe="ddp+bf16", data="synthetic")), here)
+    assert "leave bf16 out" in found.hint
+
+
 @pytest.mark.parametrize(
     ("recipe", "need", "told"),
     [
+        ("ddp+attend:kernel=cudnn", "attention_cudnn", ["no cudnn attention", "another kernel"]),
         ("ddp+compile", "inductor", ["no inductor", "backend=aot_eager"]),
     ],
 )
@@ -72,6 +108,18 @@ def test_an_ability_that_the_device_lacks(tmp_path: Path, recipe, need, told) ->
     assert [w for w in [*told, "tried in vain"] if w not in f"{lack.text} {lack.hint}"] == []
     other = resolve(Spec(recipe="ddp+attend+compile:backend=aot_eager", data="synthetic"))
     assert obstacle(other, here) is None
+
+
+def test_a_broken_torch_stops_every_row(tmp_path: Path) -> None:
+    here = machine(tmp_path)
+    here.probe["errors"]["torch"] = "ImportError: libfoo.so: cannot open"
+    assert "libfoo.so" in obstacle(resolve(Spec(recipe="ddp", data="synthetic")), here).text
+
+
+def test_swap_files_need_room(tmp_path: Path) -> None:
+    lack = obstacle(NVME, machine(tmp_path, disk_free_bytes=1000))
+    assert str(tmp_path) in lack.text
+    assert "--out" in lack.hint
 
 
 def on_gpu(**changes: object) -> Spec:
@@ -106,6 +154,35 @@ def test_a_desktop_is_noted_and_its_memory_is_not_planned_with(tmp_path: Path) -
     assert "a process that is not visible from here" in lack.text
     unsized = dataclasses.replace(desktop, others=((7, "python", 0),))
     assert "pid 7 (python)" in obstacle(row, machine(tmp_path, gpus=(unsized,))).text
+
+
+def test_python_s_headers_are_named_where_a_compiler_misses_them(tmp_path: Path) -> None:
+    here = with_op(tmp_path, "cpu_adam", "x.cpp:1:10: fatal error: Python.h: No such file")
+    assert "python3-dev" in lacks("cpu_adam", here, NVME.spec).hint
+    here.probe["abilities"] = {"inductor": {"cpu": "main.c:5: fatal error: Python.h: none"}}
+    compiled = resolve(Spec(recipe="single+compile", data="synthetic"))
+    assert "python3-dev" in obstacle(compiled, here).hint
+
+
+def test_triton_counts_once_a_kernel_of_it_has_run(monkeypatch) -> None:
+    """It is there without Python's headers too, and fails in the first step."""
+    from torch.utils import _triton
+
+    tried = []
+    monkeypatch.setattr(_triton, "has_triton", lambda: True)
+    monkeypatch.setattr(probe, "_triton_kernel", lambda: tried.append(1))
+    assert probe._no_triton() == "" and tried == [1]
+
+    def headless() -> None:
+        raise RuntimeError("main.c:1:10: fatal error: Python.h: No such file or directory")
+
+    monkeypatch.setattr(probe, "_triton_kernel", headless)
+    assert "Python.h" in probe._no_triton()
+
+
+def test_nccl(tmp_path: Path) -> None:
+    lack = obstacle(resolve(on_gpu()), machine(tmp_path, gpus=(CARD, CARD)))
+    assert "NCCL" in lack.text
 
 
 def test_nvidia_smi_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,6 +229,30 @@ def test_the_table_says_why_and_the_way_out(tmp_path: Path, capsys) -> None:
     assert max(map(len, text.splitlines())) <= 100
 
 
+def test_on_few_gpus_the_table_says_how_many_a_strategy_needs(tmp_path: Path) -> None:
+    here = machine(tmp_path, gpus=(CARD,))
+    for name, needed in (("ddp", 2), ("hsdp", 4), ("sp", 2)):
+        lack = doctor.why_not(name, here)
+        assert f"{name} needs {needed} GPUs; this machine has 1 GPU" in lack.text
+        assert f"--gpus {needed}" in lack.hint
+    assert doctor.why_not("zero2", here) is None
+    here.probe["torch"] = {"built_for": ["sm_100"]}
+    assert "built for sm_100" in doctor.why_not("ddp", here).text, "more such GPUs do not help"
+
+
+def test_the_cache_covers_what_was_asked(tmp_path: Path) -> None:
+    path, so = tmp_path / "probe.json", tmp_path / "op.so"
+    so.touch()
+    op = {"ok": True, "reason": "", "file": str(so), "built": True}
+    path.write_text(json.dumps({"ops": {"cpu_adam": op, "async_io": {**op, "built": False}}}))
+    assert machines._cached(path, {"cpu_adam"})
+    assert machines._cached(path, {"async_io"}) is None
+    so.unlink()
+    assert machines._cached(path, set()) is None
+    path.write_text("{half")
+    assert machines._cached(path, set()) is None
+
+
 def test_a_probe_that_dies_is_an_answer(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(machines.sys, "executable", "/bin/false")
     monkeypatch.setattr(machines, "_cache_path", lambda machine: tmp_path / "none.json")
@@ -159,6 +260,81 @@ def test_a_probe_that_dies_is_an_answer(tmp_path: Path, monkeypatch) -> None:
     assert "exit code 1" in found.probe["errors"]["probe"]
     assert obstacle(NVME, found) is not None
     assert not (tmp_path / "none.json").exists()
+
+
+def test_the_decisive_line_of_a_build() -> None:
+    log = (
+        "[1/3] c++ -o x\nFAILED: x\nx.cpp:1:10: fatal error: libaio.h: No such file\nninja: stopped"
+    )
+    assert probe.decisive(log) == "x.cpp:1:10: fatal error: libaio.h: No such file"
+
+
+def test_missing_packages_do_not_crash_the_probe() -> None:
+    """Neither torch nor DeepSpeed can be imported."""
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", _BARE.format(root=str(ROOT))],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert "No module named 'torch'" in found["errors"]["torch"]
+    assert found["gpus"] == []
+
+
+_BARE = """
+import importlib.abc, sys
+class Lacking(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name.partition(".")[0] in ("torch", "deepspeed", "accelerate"):
+            raise ModuleNotFoundError(f"No module named {{name!r}}")
+sys.meta_path.insert(0, Lacking())
+sys.path.insert(0, {root!r})
+from harness.system import probe
+probe.main([])
+"""
+
+
+def test_the_probe_here() -> None:
+    pytest.importorskip("torch")
+    done = subprocess.run(
+        [sys.executable, "-m", "harness.system.probe"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    lines = done.stdout.splitlines()
+    assert len(lines) == 1
+    found = json.loads(lines[0])
+    assert found["torch"]["version"]
+    assert "gloo" in found["backends"]
+
+
+@pytest.mark.parametrize(
+    ("name", "lack"),
+    [
+        ("optimizer_in_backward", None),
+        ("sparse_embedding", None),
+        ("adamw_bf16", None),
+        ("offload_adamw", "NVIDIA GPU"),
+        ("paged_adam8bit", "NVIDIA GPU"),
+        ("sparse24", "NVIDIA GPUs"),
+    ],
+)
+def test_a_strategy_is_asked_for_in_company_that_it_bears(name, lack, tmp_path: Path) -> None:
+    found = doctor.why_not(name, machine(tmp_path))
+    assert (lack in found.text and found.hint) if lack else found is None
+
+
+def test_what_the_machine_lacks_is_all_that_the_doctor_refuses(tmp_path: Path) -> None:
+    """A part that only wants other company (a master, four processes, a vocabulary) can run."""
+    found = {name: doctor.why_not(name, machine(tmp_path)) for name in CATALOG}
+    refused = {name for name, lack in found.items() if lack}
+    assert refused > {"tf32", "sparse24"}
+    assert {name for name in refused if "./run.sh list" in found[name].hint} == set()
 
 
 @pytest.mark.parametrize(
@@ -181,6 +357,21 @@ def test_a_gpu_that_torch_does_not_see_is_no_reason_to_run_on_the_cpu(tmp_path, 
     assert obstacle(resolve(Spec(recipe="ddp", data="synthetic", processes=2)), here) is None
 
 
+def test_why_torch_sees_no_gpu_is_asked_each_time(tmp_path, monkeypatch) -> None:
+    answer = {"errors": {}, "ops": {}, "gpus": [], "no_cuda": "the driver is too old"}
+    asked = []
+    monkeypatch.setattr(machines, "_cache_path", lambda machine: tmp_path / "probe.json")
+    monkeypatch.setattr(machines, "_ask", lambda ops, on_wait: asked.append(ops) or answer)
+    monkeypatch.setattr(gpus, "visible", lambda: (CARD,))
+    for _ in range(2):
+        assert machines.examine(tmp_path).blind == "the driver is too old"
+    assert len(asked) == 2
+    monkeypatch.setattr(gpus, "visible", lambda: ())
+    for _ in range(2):
+        assert machines.examine(tmp_path).blind == ""
+    assert len(asked) == 3, "a machine without GPUs is asked once"
+
+
 def test_gpus_that_torch_cannot_use_end_a_suite_and_doctor_says_why(
     tmp_path, capsys, monkeypatch
 ) -> None:
@@ -195,12 +386,56 @@ def test_gpus_that_torch_cannot_use_end_a_suite_and_doctor_says_why(
     assert "torch sees none: the driver is too old" in said and "shared GPU memory" in said
 
 
+@pytest.mark.parametrize(("driver", "told"), [(True, 1), (False, 0)])
+def test_a_run_on_the_cpu_beside_a_driver_says_so(driver, told, tmp_path, monkeypatch) -> None:
+    here = machine(tmp_path)
+    here.probe["no_cuda"] = "no CUDA-capable device is detected"
+    monkeypatch.setattr(run, "has_driver", lambda: driver)
+    found = run._unseen(load_suite("default", "cpu"), here)
+    assert len(found) == told and all("CUDA-capable" in line for line in found)
+
+
+@pytest.mark.parametrize(
+    ("device", "torch", "seen", "asked"),
+    [
+        ("cuda", "2.13.0", (), True),
+        ("cuda", "2.13.0+cpu", (), False),
+        ("cuda", "2.13.0", (CARD,), False),
+        (None, "2.13.0", (), False),
+    ],
+)
+def test_torch_is_asked_before_a_gpu_is_denied(
+    device, torch, seen, asked, tmp_path, monkeypatch
+) -> None:
+    """nvidia-smi may be missing, as in WSL2, or slow."""
+    there = machine(tmp_path, gpus=(CARD,))
+    monkeypatch.setattr(console, "examine", lambda out, ops, on_wait: there)
+    here = dataclasses.replace(machine(tmp_path, gpus=seen), probe=None)
+    monkeypatch.setattr(machines.Machine, "versions", {"torch": torch})
+    found = console.sighted(Console(quiet=True), tmp_path, here, device)
+    assert found is (there if asked else here)
+
+
+def test_a_driver_s_version_makes_another_answer(tmp_path, monkeypatch) -> None:
+    here, paths = machine(tmp_path), set()
+    for version in ("535.1", "580.2"):
+        told = {"/proc/driver/nvidia/version": version}
+        monkeypatch.setattr(machines, "_read_text", lambda path, told=told: told.get(str(path), ""))
+        paths.add(machines._cache_path(here))
+    assert len(paths) == 2
+
+
 @pytest.mark.parametrize(
     ("capability", "built_for", "there"),
     [
         ((6, 1), ["sm_75", "sm_80", "sm_90"], False),
+        ((7, 5), ["sm_75", "sm_80"], True),
         ((8, 9), ["sm_80", "sm_86"], True),
+        ((8, 0), ["sm_86", "sm_90"], False),
+        ((9, 0), ["sm_80", "sm_86"], False),
         ((12, 0), ["sm_80", "compute_90"], True),
+        ((10, 3), ["sm_100", "sm_120"], True),
+        ((6, 1), [], True),
     ],
 )
 def test_torch_has_machine_code_for_some_cards(tmp_path, capability, built_for, there) -> None:
@@ -212,8 +447,17 @@ def test_torch_has_machine_code_for_some_cards(tmp_path, capability, built_for, 
     assert there or ("built for" in lack.text and "a card" in lack.text)
 
 
+def test_sparse_cores_are_of_newer_gpus(tmp_path: Path) -> None:
+    here = machine(tmp_path, gpus=(CARD,))
+    spec = on_gpu(recipe="ddp+bf16", processes=1)
+    for capability, there in (([7, 5], False), ([9, 0], True)):
+        here.probe["gpus"] = [{"name": "a card", "capability": capability}]
+        assert (lacks("sparse24", here, spec) is None) == there
+
+
 # -- what nvidia-smi and torch each say of the cards ----------------------------------------------
 
+SMALL = gpus.Gpu(index=0, name="NVIDIA T4", total_bytes=15 * GIB, uuid="GPU-aa")
 LARGE = gpus.Gpu(index=1, name="NVIDIA H200", total_bytes=139 * GIB, uuid="GPU-bb", used_bytes=7)
 
 
@@ -233,6 +477,15 @@ def test_a_slice_of_a_card_is_not_taken_for_the_card() -> None:
     assert whole == dataclasses.replace(LARGE, total_bytes=138 * GIB)
 
 
+def test_mixed_cards_are_told_apart_by_their_identifiers_not_by_their_places() -> None:
+    """CUDA's own order has the fastest first, nvidia-smi's that of the bus."""
+    assert machines._merged((SMALL, LARGE), [known(LARGE), known(SMALL)]) == (LARGE, SMALL)
+    assert machines._merged((SMALL, LARGE), [known(LARGE)]) == (LARGE,)
+    unnamed = [known(SMALL, uuid=""), known(LARGE, uuid="")]
+    assert machines._merged((SMALL, LARGE), unnamed) == (SMALL, LARGE)
+    assert machines._merged((SMALL, LARGE), []) == (SMALL, LARGE)
+
+
 def test_cuda_counts_cards_as_nvidia_smi_does_in_every_process_of_ours(monkeypatch) -> None:
     monkeypatch.delenv(gpus.ORDER, raising=False)
     row = resolve(on_gpu(processes=1, recipe="single"))
@@ -247,3 +500,14 @@ def test_cuda_counts_cards_as_nvidia_smi_does_in_every_process_of_ours(monkeypat
         monkeypatch.setenv(gpus.ORDER, order)
         paths.add(machines._cache_path(machine(Path())))
     assert len(paths) == 2
+
+
+def test_torchao_s_optimizers_want_what_compiles_their_step_on_a_gpu(tmp_path: Path) -> None:
+    for recipe in ("single+adam4bit", "single+adam8bit:lib=torchao"):
+        here = machine(tmp_path, gpus=(CARD,))
+        row = resolve(on_gpu(processes=1, recipe=recipe))
+        here.probe["abilities"] = {"inductor": {"cuda": "main.c:5: fatal error: Python.h: none"}}
+        assert "python3-dev" in obstacle(row, here).hint
+        on_cpu = resolve(Spec(recipe=recipe, data="synthetic"))
+        assert "inductor" not in on_cpu.needs
+    assert "inductor" not in resolve(on_gpu(processes=1, recipe="single+adam8bit")).needs

@@ -38,6 +38,11 @@ def test_samples_in_another_order_are_noticed(facts):
     assert failed(facts) == {"data order"}
 
 
+def test_samples_that_were_left_out_are_noticed(facts):
+    facts["log"].positions[1] = [m[:-1] for m in facts["log"].positions[1]]
+    assert failed(facts) == {"data order", "global batch", "micro batch"}
+
+
 def test_another_number_of_micro_batches_is_noticed(facts):
     facts["log"].positions = [[*np.split(step[0], 2)] for step in facts["log"].positions]
     assert failed(facts) == {"micro batch", "accumulation"}
@@ -65,10 +70,20 @@ def test_a_parameter_that_stands_still_is_noticed_and_named(watched):
     assert check.name == "parameters that were not stepped" and check.found == [name]
 
 
+def test_a_parameter_that_is_not_watched_is_noticed(watched):
+    watched["did"].update.popitem()
+    assert failed(watched) == {"parameters watched"}
+
+
 def test_a_state_that_was_stepped_less_often_is_noticed(facts):
     state = next(iter(facts["trained"].inner_optimizer.state.values()))
     state["step"] -= 1
     assert failed(facts) == {"steps of each weight"}
+
+
+def test_a_step_not_taken_is_noticed(facts):
+    facts["trained"].optimizer_steps += 1
+    assert failed(facts) == {"optimizer steps", "steps of each weight"}
 
 
 def test_a_loss_that_is_no_number_is_noticed(facts):
@@ -80,6 +95,12 @@ def test_other_processes_and_another_batch_are_noticed(facts):
     spec = dataclasses.replace(TINY, processes=2, recipe="ddp", global_batch=8)
     facts["resolved"] = resolve(spec)
     assert {"processes", "engine", "global batch", "data order"} <= failed(facts)
+
+
+def test_another_clipping_is_noticed(facts):
+    spec = dataclasses.replace(TINY, grad_clip=1.0)
+    facts["resolved"] = resolve(spec)
+    assert failed(facts) == {"gradient clipping"}
 
 
 def test_clipping_is_read_off_the_gradients(train_here):

@@ -6,23 +6,24 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
 from conftest import highest, traced_here
 
 from harness import ROOT
-from harness.launch import outcome
 from harness.launch.command import ALLOCATOR
-from harness.phases import PEAK_PHASES, RUN_PHASES
-from harness.report.figures import derive
+from harness.phases import PEAK_PHASES
+from harness.planner.tracing import trace
+from harness.result import Peak
 from harness.spec import Spec
 from harness.system import gpus
 from harness.system.gpus import Gpu
-from harness.worker import meter, samples
+from harness.worker import measure, meter, projections, samples
 from harness.worker.loop import Log, optimizer_step
-from strategies.engine import STEP_PHASES
 
 MIB = 2**20
 CHILD = """
@@ -58,10 +59,83 @@ def test_peaks_are_those_of_the_tensors_and_freed_memory_is_not_counted():
     assert notes == []
 
 
-def test_nothing_looks_while_steps_are_timed_and_phases_are_known_to_all():
+class Counts(meter._Phases):
+    """A meter whose counts are given."""
+
+    def __init__(self, *counts: Peak) -> None:
+        super().__init__()
+        self.counts = list(counts)
+
+    def _reset(self, phase: str) -> None:
+        """Nothing to reset."""
+
+    def _read(self) -> Peak:
+        return self.counts.pop(0)
+
+
+def test_a_phase_keeps_the_maximum_of_each_count():
+    """Not the counts of its fullest time: fewer tensors may have had more reserved around them."""
+    first = Peak(allocated=100, reserved=120, active=101, process=150)
+    again = Peak(allocated=90, reserved=160, active=95, process=None)
+    counts = Counts(first, Peak(allocated=7), again)
+    for phase in ("steady", "load", "steady"):
+        counts.enter(phase)
+    counts.close()
+    assert counts.phases["steady"] == Peak(allocated=100, reserved=160, active=101, process=150)
+    assert counts.phases["load"] == Peak(allocated=7)
+
+
+def test_no_phase_counts_the_table_of_the_watch(train_here, monkeypatch):
+    run, log = train_here(Spec(recipe="single", model="DiT-T/4", global_batch=8), 1)
+    counts, seen = Counts(Peak(allocated=100)), []
+    counts.enter("prepare")
+    make = projections.signs
+    monkeypatch.setattr(
+        projections, "signs", lambda on: (seen.append(counts._running), make(on))[1]
+    )
+    measure.watch_from_here(SimpleNamespace(run=run, log=log, meter=counts))
+    assert seen == [None] and counts.phases["prepare"].allocated == 100
+
+
+def test_what_is_taken_and_given_back_within_a_phase_is_seen():
+    """NCCL's buffers and libraries' workspaces are gone when the phase ends."""
+    facts = iter([100, 140, 380, 120])
+    highest = samples.Highest(lambda: next(facts))
+    highest.reset()
+    assert [highest.look() for _ in range(3)] == [140, 380, 380]
+
+
+def test_a_device_that_does_not_answer_lowers_nothing():
+    def failing() -> int:
+        raise RuntimeError("busy")
+
+    highest = samples.Highest(failing)
+    highest.value = 80
+    assert highest.look() == 80 and highest.failed == 1
+
+
+def test_the_sampler_looks_until_it_is_stopped():
+    looked, seen = threading.Event(), []
+
+    def read() -> int:
+        seen.append(1)
+        looked.set()
+        return 5
+
+    sampler = samples.Sampler(samples.Highest(read), interval=0.001)
+    sampler.start()
+    sampler.start()  # a second thread would go on for ever
+    assert looked.wait(30) and sampler.running
+    sampler.stop()
+    count = len(seen)
+    assert not sampler.running and sampler.highest.value == 5
+    time.sleep(0.01)
+    assert len(seen) == count
+
+
+def test_nothing_looks_while_steps_are_timed():
     assert [p for p in PEAK_PHASES if not samples.is_sampled(p)] == ["steady"]
-    assert tuple(RUN_PHASES) == outcome.PHASES
-    assert {*derive.PHASES, "warmup"} == set(PEAK_PHASES) > set(STEP_PHASES)
+    assert not samples.is_sampled("between phases")
 
 
 class Device:
@@ -100,8 +174,10 @@ def test_a_gpu_s_use_within_a_phase_counts_though_it_was_given_back(monkeypatch)
     ("total", "used", "order", "counted"),
     [
         (1040, 60, "PCI_BUS_ID", 640),  # a desktop
+        (1040, 0, "PCI_BUS_ID", 700),  # nobody, or nvidia-smi does not tell
         (4000, 60, "PCI_BUS_ID", 700),  # the device is a slice of the card
         (1040, 60, "FASTEST_FIRST", 700),  # perhaps another card's
+        (1040, 900, "PCI_BUS_ID", 0),  # let go of meanwhile
     ],
 )
 def test_what_a_desktop_uses_is_not_needed_by_a_row(total, used, order, counted, monkeypatch):
@@ -142,6 +218,23 @@ def test_a_peak_survives_a_library_that_resets_the_counts(monkeypatch):
     assert found.phases["first_step"].allocated == 10, "and no later phase has it"
 
 
+def test_a_process_that_keeps_freed_memory_says_so():
+    _, notes = measured({})
+    assert len(notes) == 1 and "MALLOC_TRIM_THRESHOLD_=131072" in notes[0]
+
+
+@pytest.mark.parametrize(
+    ("file", "place"),
+    [
+        ("harness/loop.py", "harness/loop.py:7"),
+        (".venv/lib/python3/site-packages/deepspeed/runtime/a.py", "deepspeed/runtime/a.py:7"),
+        (".venv/lib/python3/site-packages/torch/_dynamo/eval_frame.py", ""),
+    ],
+)
+def test_a_predicted_tensor_s_line_is_ours_or_a_training_library_s(file, place):
+    assert trace._place(f"{ROOT}/{file}", 7) == place
+
+
 def traced(train_here, recipe: str):
     run, _, found = traced_here(train_here, Spec(recipe=recipe, model="DiT-T/4", global_batch=8))
     return run, found
@@ -175,3 +268,9 @@ def test_what_was_kept_before_the_peak_is_not_forgotten(train_here):
     blocks = run.trained.module.blocks
     token_bytes = 8 * 64 * 128 * 4
     assert every.beyond_state - none.beyond_state >= (len(blocks) - 2) * token_bytes
+
+
+def test_gradients_are_there_at_the_peak_when_accumulating(train_here):
+    run, found = traced(train_here, "single+accumulate:steps=4")
+    trainable = sum(p.numel() for p in run.trained.module.parameters() if p.requires_grad) * 4
+    assert found.gradients == pytest.approx(trainable, rel=0.3)

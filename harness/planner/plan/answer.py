@@ -100,7 +100,8 @@ def _taken(head: str, best: Fit, others: Mapping[str, Fit], fits: Sequence[Fit])
     for fit in fits:
         if fit.fits and fit is not best and fit.seconds:
             quick, slow = sorted((fit, best), key=lambda one: one.seconds.total)
-            close += [fit] * within(option_of(slow), option_of(quick))
+            if within(option_of(slow), option_of(quick)):
+                close.append(fit)
     if close:
         close.sort(key=lambda fit: fit.seconds.total)
         others = f", and those of {len(close) - 1} more" * (len(close) > 1)
