@@ -12,8 +12,8 @@ from strategies.engine import TrainingRun
 
 # DDP rebuilds its buckets after the first step; earlier errors belong to other buckets.
 DENSE_STEPS = 2
-# A gradient is sent whole unless its two matrices are smaller by this factor.
-LEAST_SAVING = 2
+TYPES = {"fp16": "float16", "bf16": "bfloat16"}
+"""``kind`` of 16 bits -> torch's type."""
 
 
 class PowerSgd(wire.Compression):
@@ -21,26 +21,23 @@ class PowerSgd(wire.Compression):
     step."""
 
     def __init__(self, trained: TrainingRun, rank: int) -> None:
-        _, self.hooks, counted = wire.counted_hooks()
-        self.in_turn = trained.launch.device == "cpu"
-        self.power = self.hooks.PowerSGDState(
+        _, hooks, counted = wire.counted_hooks()
+        self.power = hooks.PowerSGDState(
             process_group=None,
             matrix_approximation_rank=rank,
             start_powerSGD_iter=DENSE_STEPS,
-            min_compression_rate=LEAST_SAVING,
+            min_compression_rate=2,  # a gradient is sent whole unless its matrices are half of it
         )
-        super().__init__(trained, self._average, counted)
 
-    def _average(self, bucket: Any) -> Any:
-        """Run the hook's three collectives for a bucket; on a CPU wait for them.
+        def average(bucket: Any) -> Any:
+            future = hooks.powerSGD_hook(self.power, bucket)
+            # gloo starts the hook's three collectives from threads of its own, in another order on
+            # each rank, unless buckets run in turn.
+            if trained.launch.device == "cpu":
+                future.wait()
+            return future
 
-        gloo starts them from threads of its own, in another order on each rank, unless buckets run
-        in turn.
-        """
-        future = self.hooks.powerSGD_hook(self.power, bucket)
-        if self.in_turn:
-            future.wait()
-        return future
+        super().__init__(trained, average, counted)
 
     def _kept(self) -> list[dict[int, Any]]:
         return [self.power.error_dict, self.power.q_memory_dict, self.power.p_memory_dict]
@@ -58,21 +55,6 @@ class PowerSgd(wire.Compression):
         device = next(self.trained.module.parameters()).device
         for mine, saved in zip(self._kept(), state["kept"], strict=True):
             mine.update({bucket: tensor.to(device) for bucket, tensor in saved.items()})
-
-
-def low_rank_bytes(parameters: Iterable[Any], rank: int) -> int:
-    """Return the bytes that a step sends of these parameters' gradients.
-
-    A gradient, as a matrix with its first dimension as rows, is sent as two matrices of ``rank``
-    columns, or whole if that saves little.
-    """
-    total = 0
-    for p in parameters:
-        rows = p.shape[0]
-        columns = p.numel() // rows
-        thin = (rows + columns) * min(rows, columns, rank)
-        total += p.element_size() * (thin if thin * LEAST_SAVING < p.numel() else p.numel())
-    return total
 
 
 def cast(trained: TrainingRun, kind: str) -> wire.Compression:
@@ -96,7 +78,7 @@ class Compress(wire.OnTheWire):
     rank: int = 4
 
     def __post_init__(self) -> None:
-        if self.kind not in ("fp16", "bf16", "powersgd"):
+        if self.kind not in (*TYPES, "powersgd"):
             raise ValueError(f"kind is {self.kind!r}; one of fp16, bf16, powersgd")
         if not isinstance(self.rank, int) or self.rank < 1:
             raise ValueError(f"rank is {self.rank!r}; a whole number from 1")
@@ -107,20 +89,20 @@ class Compress(wire.OnTheWire):
         return cast(trained, self.kind)
 
     def evidence(self, trained: TrainingRun) -> dict[str, Any]:
-        facts = wire.facts(trained, self.name)
-        sent, kind = facts["wire_bytes"], facts["wire_dtype"]
+        facts = super().evidence(trained)
+        sent, kind, whole = facts["wire_bytes"], facts["wire_dtype"], facts["dense_bytes"]
         if self.kind != "powersgd":
-            demand(2 * sent == facts["dense_bytes"], f"{sent} bytes were sent, expected a half")
-            wanted = {"fp16": "float16", "bf16": "bfloat16"}[self.kind]
+            demand(2 * sent == whole, f"{sent} bytes were sent, expected a half")
+            wanted = TYPES[self.kind]
             demand(kind == wanted, f"gradients were sent as {kind}, expected {wanted}")
             return facts
         power: Any = getattr(trained.attached[self.name], "power", None)
         demand(power is not None, "no low-rank hook is on DDP's all-reduce")
         taken = trained.optimizer_steps - trained.resumed_steps
         demand(taken > DENSE_STEPS, f"the first {DENSE_STEPS} steps are dense; take more --steps")
-        free = [p for p in trained.module.parameters() if p.requires_grad]
-        least = low_rank_bytes(free, self.rank)
-        demand(sent == least, f"{sent} bytes were sent, expected {least}")
+        rank = power.matrix_approximation_rank
+        demand(rank == self.rank, f"the products have rank {rank}, expected {self.rank}")
+        demand(2 * sent < whole, f"{sent} of {whole} bytes were sent, expected less than a half")
         kept = any(bool(error.any()) for error in power.error_dict.values())
         demand(kept, "no rounding error is kept for the next step (error feedback)")
         return facts

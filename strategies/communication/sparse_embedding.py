@@ -8,25 +8,21 @@ from typing import Any, ClassVar
 from strategies.base import Attachment, Slot, demand
 from strategies.engine import RunContext, TrainingRun
 from strategies.evidence.readings import stored
-from strategies.evidence.rules import label
 from strategies.strategy import Strategy
 from strategies.subject import Subject
 
 
 class TouchedRows(Attachment):
-    """Counter of the bytes of the label table's gradient after backward, and of a dense one."""
+    """Counter of the rows and bytes of the label table's gradient after backward."""
 
     def __init__(self, trained: TrainingRun) -> None:
-        self.bytes = self.dense_bytes = self.rows = self.seen = 0
-        table = trained.subject.label_table(trained.module).weight
-        table.register_post_accumulate_grad_hook(self._count)
+        self.rows = self.bytes = 0
+        self.table = trained.subject.label_table(trained.module).weight
+        self.table.register_post_accumulate_grad_hook(self._count)
 
     def _count(self, table: Any) -> None:
-        gradient = table.grad
-        self.dense_bytes, self.seen = table.numel() * table.element_size(), self.seen + 1
-        if gradient.is_sparse:
-            self.rows = len(gradient._values())
-        self.bytes = sum(t.numel() * t.element_size() for t in stored(gradient))
+        self.rows = len(table.grad._values()) if table.grad.is_sparse else 0
+        self.bytes = sum(t.nbytes for t in stored(table.grad))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,18 +50,13 @@ class SparseEmbedding(Strategy):
 
     def evidence(self, trained: TrainingRun) -> dict[str, Any]:
         rows: Any = trained.attached.get(self.name)
-        there = isinstance(rows, TouchedRows) and rows.seen > 0
-        demand(there, "the label table had no gradient")
-        demand(rows.rows > 0, "the label table's gradient is dense")
+        there = isinstance(rows, TouchedRows) and rows.rows > 0
+        demand(there, "the label table has no gradient, or a dense one")
+        size = {"gradient_bytes": rows.bytes, "dense_bytes": rows.table.nbytes}
         launch, seen = trained.launch, trained.observed
-        alone = "one_process" in launch.traits or launch.processes == 1 or launch.simulated
-        name = "gradient_bytes" if alone else "wire_bytes"
-        facts = {"rows": rows.rows, name: rows.bytes, "dense_bytes": rows.dense_bytes}
-        if alone:
-            return facts
-        if seen is None or not seen.sent:
-            return label(facts, "wire_bytes")  # the gradient's bytes: no transfer was observed
+        if launch.processes == 1 or launch.simulated or seen is None or not seen.sent:
+            return {"rows": rows.rows, **size}
         sent = (s for s in seen.sent if s.phase == "backward" and s.dtype == "int64")
         places = sum(s.bytes for s in sent)
         demand(places > 0, "the label table's gradient was sent as a dense tensor")
-        return {**facts, "place_bytes_sent": places}
+        return {"rows": rows.rows, **size, "place_bytes_sent": places}

@@ -20,9 +20,7 @@ class TopKHook(wire.Compression):
     """
 
     def __init__(self, trained: TrainingRun, keep: float) -> None:
-        import torch.distributed
-
-        super().__init__(trained, self._average, wire.CountedCollectives(torch.distributed))
+        super().__init__(trained, self._average, wire.CountedCollectives())
         self.keep, self.world = keep, trained.accelerator.num_processes
         self.place = {id(p): i for i, p in enumerate(trained.module.parameters())}
         self.left: dict[int, Any] = {}
@@ -40,30 +38,26 @@ class TopKHook(wire.Compression):
         message = torch.cat([torch.cat(values), torch.cat(places).view(torch.float32)])
         everyone = [torch.empty_like(message) for _ in range(self.world)]
         work = self.wire.all_gather(everyone, message, async_op=True)
-        return work.get_future().then(lambda _: self._sum(everyone, buffer))
+
+        def mean(_: Any) -> Any:
+            buffer.zero_()
+            for message in everyone:  # in rank order, so that all replicas get equal bits
+                values, places = message.chunk(2)
+                where = places.view(torch.int32).long()
+                buffer.index_add_(0, where, (values / self.world).to(buffer.dtype))
+            return buffer
+
+        return work.get_future().then(mean)
 
     def _largest(self, place: int, gradient: Any) -> tuple[Any, Any]:
-        """Return the largest elements of a gradient plus its stored rest, and their indices.
-
-        The others are stored.
-        """
+        """Return the largest elements of a gradient plus its stored rest, and their indices; store
+        the others."""
         left = self.left.get(place)
         whole = gradient if left is None else gradient + left
         where = whole.abs().topk(max(1, math.ceil(self.keep * whole.numel()))).indices
         kept = whole[where]
         self.left[place] = whole.index_fill(0, where, 0.0)
         return kept, where
-
-    def _sum(self, everyone: list[Any], buffer: Any) -> Any:
-        """Return the mean over the ranks, in rank order, so that all replicas get equal bits."""
-        import torch
-
-        buffer.zero_()
-        for message in everyone:
-            values, places = message.chunk(2)
-            where = places.view(torch.int32).long()
-            buffer.index_add_(0, where, (values / self.world).to(buffer.dtype))
-        return buffer
 
     def tensors(self) -> list[Any]:
         """Return the stored rests, as large as the gradients."""
@@ -99,12 +93,12 @@ class TopK(wire.OnTheWire):
         return TopKHook(trained, self.keep)
 
     def evidence(self, trained: TrainingRun) -> dict[str, Any]:
-        facts, hook = wire.facts(trained, self.name), trained.attached[self.name]
+        facts, hook = super().evidence(trained), trained.attached[self.name]
         demand(isinstance(hook, TopKHook), "no top-k hook is on DDP's all-reduce")
         free = [p for p in trained.module.parameters() if p.requires_grad]
         wanted = 8 * sum(max(1, math.ceil(self.keep * p.numel())) for p in free)
         sent = facts["wire_bytes"]
         demand(sent == wanted, f"{sent} bytes were sent, expected {wanted}")
-        waiting = sum(int(t.count_nonzero()) for t in hook.left.values())
-        demand(waiting > 0, "no unsent gradient is kept for the next step (error feedback)")
-        return {**facts, "waiting": waiting}
+        waiting = any(bool(t.any()) for t in hook.left.values())
+        demand(waiting, "no unsent gradient is kept for the next step (error feedback)")
+        return facts

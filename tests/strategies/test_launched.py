@@ -108,9 +108,9 @@ def test_sparse_gradients_travel_between_two_processes(row, train_here):
     run, log = train_here(spec, 4)
     assert row.losses[:4] == pytest.approx(log.all_losses(run), rel=1e-5)
     sent = row.evidence["sparse_embedding"]
-    assert 0 < sent["wire_bytes"] < 0.5 * sent["dense_bytes"] and "gradient_bytes" not in sent
+    assert 0 < sent["place_bytes_sent"] < sent["gradient_bytes"] < 0.5 * sent["dense_bytes"]
     (kept,) = (p for p in parse(spec.recipe).strategies if p.name == "sparse_embedding")
-    assert "wire_bytes" not in kept.evidence(run.trained), "one process sends nothing"
+    assert "place_bytes_sent" not in kept.evidence(run.trained), "one process sends nothing"
 
 
 @pytest.mark.parametrize("row", [TAUGHT], indirect=True)
