@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 from unittest import mock
 
+import peft
 import torch
 from torch.overrides import TorchFunctionMode
 
 from harness.planner.tracing import cuda_calls
 from harness.subjects.library import calls
 from harness.worker import setup
-from strategies.adapters import lora
 from strategies.engines.zero import config
 
 KEYS = frozenset({"dropout", "emptied", "zero", "norms", "mask"})
@@ -62,7 +62,8 @@ def patches(row: Mapping[str, Any]) -> Iterator[None]:
         if "mask" in row:
             stack.enter_context(mock.patch.dict(calls.CALLS, {"hunyuanvideo": _square}))
         if "dropout" in row:
-            patch(lora, "inject", functools.partial(lora.inject, lora_dropout=row["dropout"]))
+            given = functools.partial(peft.LoraConfig, lora_dropout=row["dropout"])
+            patch(peft, "LoraConfig", given)
         if "emptied" in row:
             patch(setup, "prepare", _emptied(setup.prepare))
         if "zero" in row:  # settings of the row's DeepSpeed file

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 from strategies.base import BadInput, Parity, Slot, demand
 from strategies.engine import RunContext, TrainingRun
 from strategies.evidence.states import Frozen, split_facts
 from strategies.strategy import Strategy
 from strategies.subject import LAYERS, Subject
-
-if TYPE_CHECKING:
-    import torch
 
 # ---- injection ----
 
@@ -26,8 +23,15 @@ RESETS = {
 """Method of a peft layer that initializes its adapter -> its arguments after the adapter's name."""
 
 
+class _Below:
+    """Dropout of 0 in a prediction, where peft's random number has no value to compare."""
+
+    def __lt__(self, drawn: Any) -> bool:
+        return True
+
+
 def add_adapters(
-    module: Any, subject: Subject, config: Any, names: Sequence[str], dtype: torch.dtype | None
+    module: Any, subject: Subject, config: Any, names: Sequence[str], dtype: Any = None
 ) -> None:
     """Add the adapters of peft's ``config`` to the linear layers ``names``.
 
@@ -70,6 +74,8 @@ def begin(layer: Any, name: str) -> None:
     for method, more in RESETS.items():
         if hasattr(layer, method):
             getattr(layer, method)("default", *more)
+    if initial.storageless() and hasattr(layer, "module_dropout"):
+        layer.module_dropout["default"] = _Below()
 
 
 def _parts(layer: Any) -> list[Any]:
@@ -149,7 +155,8 @@ class Beside(Strategy):
 
     A subclass declares the fields ``targets``, ``dtype``, ``blocks`` and ``reach``, since their
     order is that of a recipe's text. ``silent``: part of the name of the one matrix of each adapter
-    that begins at zero, so that an adapter acts once it has changed.
+    that begins at zero, so that an adapter acts once it has changed. ``least``: parameter -> the
+    least whole number beside its default.
     """
 
     slot: ClassVar[Slot] = Slot.ADAPT
@@ -157,6 +164,7 @@ class Beside(Strategy):
     alters: ClassVar[tuple[str, ...]] = ("gradients", "update")
     needs: ClassVar[tuple[str, ...]] = ("peft",)
     silent: ClassVar[str]
+    least: ClassVar[Mapping[str, int]] = {"rank": 1}
 
     targets: str
     dtype: str
@@ -164,6 +172,10 @@ class Beside(Strategy):
     reach: str
 
     def __post_init__(self) -> None:
+        for name, least in self.least.items():
+            value, usual = getattr(self, name), getattr(type(self), name)
+            if value != usual and (not isinstance(value, int) or value < least):
+                raise ValueError(f"{name} is {value!r}; a whole number from {least}")
         if self.dtype not in ("model", "fp32"):
             raise ValueError(f"dtype is {self.dtype!r}; model, or fp32")
         if not re.fullmatch(r"[\w.]+(/[\w.]+)*", self.targets):
@@ -173,10 +185,19 @@ class Beside(Strategy):
             )
         if self.blocks != "all":
             block_ranges(self.blocks)
-        if self.reach not in REACHES:
+        if self.reach not in ("blocks", "model"):
             raise ValueError(f"reach is {self.reach!r}; blocks, or model")
         if self.reach == "model" and self.blocks != "all":
             raise ValueError(f"reach=model adapts all blocks; leave blocks={self.blocks} out")
+
+    def config(self) -> Any:
+        """Return peft's configuration, without its target modules."""
+        raise NotImplementedError
+
+    @property
+    def ends(self) -> list[str]:
+        """Endings of layers' names, if ``targets`` names layers; else empty."""
+        return [] if self.targets in ("all", "attention", "ffn") else self.targets.split("/")
 
     def named(self, subject: Subject) -> tuple[str, ...]:
         """Return the names of the layers that ``targets`` names, in all blocks."""
@@ -184,8 +205,7 @@ class Beside(Strategy):
             return subject.linears
         if self.targets == "attention":
             return subject.attention_linears
-        ends = self.targets.split("/")
-        return tuple(name for name in subject.linears if self._is_named(name, ends))
+        return tuple(name for name in subject.linears if self._is_named(name, self.ends))
 
     def _is_named(self, name: str, ends: Sequence[str]) -> bool:
         if self.targets == "ffn":
@@ -205,8 +225,8 @@ class Beside(Strategy):
         within = tuple(name for name in named if id(module.get_submodule(name)) in inside)
         if self.reach == "blocks":
             return within
-        words = {_ending(name) for name in subject.attention_linears}
-        ends = sorted(words) if self.targets == "attention" else self.targets.split("/")
+        words = sorted({_ending(name) for name in subject.attention_linears})
+        ends = words if self.targets == "attention" else self.ends
         idle = set(subject.idle)
         return within + tuple(
             name
@@ -233,9 +253,7 @@ class Beside(Strategy):
             )
         if targets in ("attention", "ffn") and not self.named(subject):
             return f"{subject.name}'s {targets} is not known by names; leave targets out"
-        if targets in ("all", "attention", "ffn") or self.reach == "model":
-            return None
-        for end in targets.split("/"):
+        for end in self.ends if self.reach == "blocks" else ():
             if not any(self._is_named(name, [end]) for name in subject.linears):
                 ends = sorted({_ending(name) for name in subject.linears})
                 return (
@@ -251,9 +269,6 @@ class Beside(Strategy):
         return frozenset({"frozen_weights", "other_products"} | floats | some)
 
     def edit_model(self, module: Any, subject: Subject) -> None:
-        self.put(module, subject)
-
-    def put(self, module: Any, subject: Subject) -> None:
         """Add this recipe's adapters to ``module``.
 
         Raises:
@@ -263,8 +278,7 @@ class Beside(Strategy):
         import torch
 
         names = self.chosen(subject, module)
-        some = self.targets not in ("all", "attention", "ffn") and self.reach == "model"
-        for end in self.targets.split("/") if some else ():
+        for end in self.ends if self.reach == "model" else ():
             if not any(self._is_named(name, [end]) for name in names):
                 raise BadInput(
                     f"{self.name}: no linear layer of {subject.name} that gets a gradient has a "
@@ -275,47 +289,43 @@ class Beside(Strategy):
                 f"{self.name}: none of the blocks {self.blocks} of {subject.name} has a layer of "
                 f"targets={self.targets}; give other blocks"
             )
-        self.inject(module, subject, names, torch.float32 if self.dtype == "fp32" else None)
-
-    def inject(self, module: Any, subject: Subject, names: Sequence[str], dtype: Any) -> None:
-        """Add adapters of this kind to the layers ``names``."""
-        raise NotImplementedError
+        dtype = torch.float32 if self.dtype == "fp32" else None
+        add_adapters(module, subject, self.config(), names, dtype)
 
     def attach(self, trained: TrainingRun) -> Frozen:
         return Frozen(trained)
 
     def evidence(self, trained: TrainingRun) -> dict[str, Any]:
-        layers, wanted = adapted(trained.module), self.chosen(trained.subject, trained.module)
-        met = len(layers.keys() & set(wanted))
-        text = (
-            f"{met} of {len(wanted)} chosen layers have an adapter, and {len(layers) - met} others"
-        )
-        demand(layers.keys() == set(wanted), text)
-        other = [layer for layer in layers.values() if not hasattr(layer, self.silent)]
-        demand(not other, f"{len(other)} layers have an adapter of another kind")
-        shapes, facts = self.shapes(trained, layers.values()), split_facts(trained, self.name)
-        mine = own(trained.module)
-        named = trained.module.named_parameters()
-        strange = [n for n, p in named if p.requires_grad and n not in mine]
-        demand(not strange, f"{len(strange)} weights outside the adapters take a gradient")
+        layers, mine = adapted(trained.module), own(trained.module)
+        wanted = set(self.chosen(trained.subject, trained.module))
+        met = len(layers.keys() & wanted)
+        text = f"{met} of {len(wanted)} chosen layers have an adapter"
+        demand(layers.keys() == wanted, f"{text}, and {len(layers) - met} others")
+        found = sum(trained.engine.part(p).shape.numel() for p in mine.values())
+        elements = self._elements([*layers.values()])
+        demand(found == elements, f"the adapters have {found} elements, expected {elements}")
+        kinds = {p.dtype.itemsize for p in mine.values()}
+        demand(self.dtype != "fp32" or kinds == {4}, f"adapters are stored in {kinds} bytes, not 4")
+        free = {n for n, p in trained.module.named_parameters() if p.requires_grad}
+        text = f"{len(free - mine.keys())} weights outside the adapters take a gradient"
+        demand(free == mine.keys(), f"{text}, and {len(mine.keys() - free)} of them do not")
+        facts = split_facts(trained, self.name)
         changed = trained.attached[self.name].changed()
-        moved = [n for n in changed if self.silent in n]
-        demand(len(moved) == len(layers), f"{len(moved)} of {len(layers)} adapters have changed")
-        if self.dtype == "fp32":
-            self._check_floats(trained, mine)
-        return {"adapters": len(layers), **shapes, **facts}
+        moved = sum(self.silent in name for name in changed)
+        demand(moved == len(layers), f"{moved} of {len(layers)} adapters have changed")
+        return {"adapters": len(layers), **facts}
 
-    def shapes(self, trained: TrainingRun, layers: Collection[Any]) -> dict[str, Any]:
-        """Check the sizes of the adapters' matrices, and return them."""
-        raise NotImplementedError
+    def _elements(self, layers: Sequence[Any]) -> int:
+        """Return the elements of peft's adapters on layers of these sizes."""
+        import peft
+        import torch
 
-    def _check_floats(self, trained: TrainingRun, mine: dict[str, Any]) -> None:
-        """Demand values that bfloat16 cannot hold: neither storage nor a step rounded them."""
-        kinds = {str(p.dtype).removeprefix("torch.") for p in mine.values()}
-        demand(kinds == {"float32"}, f"adapters are stored as {sorted(kinds)}, not float32")
-        acting = [trained.engine.part(p).tensor for n, p in mine.items() if self.silent in n]
-        rounded = sum(bool((p == p.bfloat16()).all()) for p in acting if p.numel())
-        demand(not rounded, f"{rounded} float32 adapters hold only values of 16 bits")
+        config = self.config()
+        config.target_modules = r"\d+"
+        with torch.device("meta"):
+            plain = (torch.nn.Linear(m.in_features, m.out_features) for m in layers)
+            alone = peft.inject_adapter_in_model(config, torch.nn.Sequential(*plain))
+        return sum(p.numel() for p in own(alone).values())
 
 
 def _ending(name: str) -> str:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from strategies.base import Parity, Slot, demand
 from strategies.engine import RunContext, TrainingRun
-from strategies.evidence.rules import label
 from strategies.strategy import Strategy
 from strategies.subject import Subject
 
@@ -70,71 +67,31 @@ class Cast(Strategy):
         return None
 
     def edit_model(self, module: Any, subject: Subject) -> None:
-        from strategies.adapters.coded import code
+        from strategies.adapters.coded import code, unpacked
 
-        names = subject.linears if self.layers == "blocks" else self._whole(module)
+        names = subject.linears if self.layers == "blocks" else unpacked(module)
         code(module, names, self.to, self.dynamic)
 
-    def _whole(self, module: Any) -> tuple[str, ...]:
-        """Return the names of layers that ``module`` stores in full, and ``layers`` codes."""
-        from strategies.adapters.coded import unpacked
-
-        return unpacked(module) if self.layers == "all" else ()
-
-    def observe(self, trained: TrainingRun) -> AbstractContextManager[Any]:
-        return _rows(trained.module) if self.dynamic else nullcontext()
-
     def evidence(self, trained: TrainingRun) -> dict[str, Any]:
-        from strategies.adapters.coded import Coded, coded_facts
+        from strategies.adapters.coded import Coded, coded_facts, unpacked
 
-        wanted, whole = len(trained.subject.linears), self._whole(trained.module)
+        wanted, seen = len(trained.subject.linears), trained.observed
+        whole = unpacked(trained.module) if self.layers == "all" else ()
         demand(not whole, f"{len(whole)} linear layers are stored in full: {', '.join(whole[:3])}")
-        facts = coded_facts(trained.module, wanted, self.to, more=self.layers != "blocks")
-        seen = trained.observed
+        facts = coded_facts(trained.module, wanted, self.to)
+        layers = [m for m in trained.module.modules() if isinstance(m, Coded)]
+        rounding = sum(layer.dynamic for layer in layers)
+        text = f"{rounding} of {len(layers)} layers multiply in int8"
+        demand(rounding == self.dynamic * len(layers), text)
         if seen is None or not seen.ran:  # a training run, or compiled blocks
-            return label({**facts, "dynamic": True}, "dynamic") if self.dynamic else facts
-        if not self.dynamic:
-            layers = (m for m in trained.module.modules() if isinstance(m, Coded))
-            shapes = {(m.out_features, m.in_features) for m in layers}
-            casts = [tuple(r.shapes[0]) for r in seen.ran if r.name == "aten::_to_copy"]
-            each = sum(shape in shapes for shape in casts) / seen.micro_steps
-            text = f"{each:g} matrix products decoded {self.to}, expected at least {wanted}"
-            demand(each >= wanted, text)
-            return {**facts, "decodings": each}
-        layers_of: Any = self.note(trained)
-        demand(bool(layers_of["forward"]), "no layer multiplies enough rows for an int8 product")
-        found = {}
-        for phase, names in layers_of.items():
-            ran = sum(op.name == INT8_PRODUCT and op.phase == phase for op in seen.ran)
-            found[phase] = ran / seen.micro_steps
-            text = f"{found[phase]:g} matrix products of {phase} ran in int8"
-            demand(found[phase] >= len(names), f"{text}, expected at least {len(names)}")
-        return {**facts, "int8_products": found}
-
-
-@contextmanager
-def _rows(module: Any) -> Iterator[dict[str, set[str]]]:
-    """Record the names of the coded layers that multiply enough rows, and of those whose input
-    takes a gradient."""
-    import torch
-
-    from strategies.adapters.coded import LEAST_ROWS, Coded
-
-    seen: dict[str, set[str]] = {"forward": set(), "backward": set()}
-    handles = []
-    for name, layer in module.named_modules():
-
-        def note(_: Any, given: Any, name: str = name) -> None:
-            if given[0].shape[:-1].numel() < LEAST_ROWS:
-                return
-            seen["forward"].add(name)
-            if given[0].requires_grad and torch.is_grad_enabled():
-                seen["backward"].add(name)
-
-        if isinstance(layer, Coded):
-            handles.append(layer.register_forward_pre_hook(note))
-    try:
-        yield seen
-    finally:
-        for handle in handles:
-            handle.remove()
+            return facts
+        if self.dynamic:
+            ran = sum(op.name == INT8_PRODUCT for op in seen.ran) / seen.micro_steps
+            demand(ran > 0, "no matrix product ran in int8: no layer multiplies enough rows")
+            return {**facts, "int8_products": ran}
+        shapes = {(m.out_features, m.in_features) for m in layers}
+        casts = [tuple(r.shapes[0]) for r in seen.ran if r.name == "aten::_to_copy"]
+        each = sum(shape in shapes for shape in casts) / seen.micro_steps
+        text = f"{each:g} matrix products decoded {self.to}, expected at least {wanted}"
+        demand(each >= wanted, text)
+        return {**facts, "decodings": each}

@@ -1,7 +1,7 @@
 """Linear layers with matrices in 8 bits, a scale a row. Imports torch.
 
-``Product`` decodes the codes. ``Int8Product`` rounds the other operand to int8 too, and multiplies
-integers. The rules are OneTrainer's (LinearW8A8.py), but its scale is one for the whole weight.
+``Product`` decodes the codes, or rounds the other operand to int8 too, and multiplies integers. The
+rules are OneTrainer's (LinearW8A8.py), but its scale is one for the whole weight.
 
 torchao 0.18 has no such layer that trains. With its Int8DynamicActivationInt8WeightConfig the
 output of a layer has no graph ("element 0 of tensors does not require grad"). Beside an adapter,
@@ -44,28 +44,6 @@ def decoded(codes: Tensor, scale: Tensor, to: str, dtype: torch.dtype) -> Tensor
     return codes.view(stored).to(dtype) * scale.to(dtype)
 
 
-class Product(torch.autograd.Function):
-    """x @ W^T + b with W decoded again in backward: a decoded copy is never kept."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, codes: Tensor, scale: Tensor, bias: Tensor | None, to: str
-    ) -> Tensor:
-        ctx.save_for_backward(codes)
-        ctx.scale, ctx.to = scale, to  # equal for all calls, so not saved
-        return F.linear(x, decoded(codes, scale, to, x.dtype), bias)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:
-        (codes,) = ctx.saved_tensors
-        dx = db = None
-        if ctx.needs_input_grad[0]:
-            dx = gradient @ decoded(codes, ctx.scale, ctx.to, gradient.dtype)
-        if ctx.needs_input_grad[3]:
-            db = gradient.flatten(0, -2).sum(0)
-        return dx, None, None, db, None
-
-
 def multiplied(x: Tensor, codes: Tensor) -> Tensor:
     """Return x [..., n] times int8 ``codes`` [n, m] as float32 [..., m].
 
@@ -76,17 +54,27 @@ def multiplied(x: Tensor, codes: Tensor) -> Tensor:
     return out.unflatten(0, x.shape[:-1])
 
 
-class Int8Product(torch.autograd.Function):
-    """x @ W^T + b with both operands in int8, and so the gradient of x.
+class Product(torch.autograd.Function):
+    """x @ W^T + b with W decoded again in backward: a decoded copy is never kept.
 
-    A scale belongs to a row of W, over which backward sums. It is multiplied into the gradient
-    before that is rounded.
+    ``dynamic``: both operands are int8, and so for the gradient of x. A scale belongs to a row of
+    W, over which backward sums. It is multiplied into the gradient before that is rounded.
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, codes: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        codes: Tensor,
+        scale: Tensor,
+        bias: Tensor | None,
+        to: str,
+        dynamic: bool,
+    ) -> Tensor:
         ctx.save_for_backward(codes)
-        ctx.scale = scale  # equal for all calls, so not saved
+        ctx.scale, ctx.to, ctx.dynamic = scale, to, dynamic  # equal for all calls, so not saved
+        if not dynamic:
+            return F.linear(x, decoded(codes, scale, to, x.dtype), bias)
         out = multiplied(x, codes.view(torch.int8).t()).mul_(scale.view(-1)).to(x.dtype)
         return out if bias is None else out.add_(bias)
 
@@ -94,21 +82,22 @@ class Int8Product(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> Any:
         (codes,) = ctx.saved_tensors
         dx = db = None
-        if ctx.needs_input_grad[0]:
+        if ctx.needs_input_grad[0] and ctx.dynamic:
             scaled = gradient * ctx.scale.view(-1)
             dx = multiplied(scaled, codes.view(torch.int8)).to(gradient.dtype)
+        elif ctx.needs_input_grad[0]:
+            dx = gradient @ decoded(codes, ctx.scale, ctx.to, gradient.dtype)
         if ctx.needs_input_grad[3]:
             db = gradient.flatten(0, -2).sum(0)
-        return dx, None, None, db
+        return dx, None, None, db, None, None
 
 
 def product(
     x: Tensor, codes: Tensor, scale: Tensor, bias: Tensor | None, to: str, dynamic: bool
 ) -> Tensor:
     """Return x @ W^T + b of a coded W; ``dynamic``: by int8 operands, if x has enough rows."""
-    if dynamic and x.shape[:-1].numel() >= LEAST_ROWS:
-        return Int8Product.apply(x, codes, scale, bias)
-    return Product.apply(x, codes, scale, bias, to)
+    enough = x.shape[:-1].numel() >= LEAST_ROWS
+    return Product.apply(x, codes, scale, bias, to, dynamic and enough)
 
 
 # ---- layers ----
@@ -145,14 +134,11 @@ def code(module: nn.Module, names: Iterable[str], to: str, dynamic: bool = False
         module.set_submodule(name, Coded(module.get_submodule(name), to, dynamic))
 
 
-def coded_facts(module: nn.Module, wanted: int, to: str, more: bool = False) -> dict[str, Any]:
-    """Return the bytes that hold the weights of the layers, all and on this rank, without scales.
-
-    ``wanted``: the number of coded layers; ``more``: there may be others.
-    """
+def coded_facts(module: nn.Module, least: int, to: str) -> dict[str, Any]:
+    """Return the bytes that hold the weights of the layers, all and on this rank, without scales;
+    ``least``: the fewest coded layers."""
     layers = [m for m in module.modules() if isinstance(m, Coded) and m.to_type == to]
-    enough = len(layers) == wanted or (more and len(layers) > wanted)
-    demand(enough, f"{len(layers)} layers are stored as {to}, expected {wanted}")
+    demand(len(layers) >= least, f"{len(layers)} layers are stored as {to}, expected {least}")
     elements, size = sum(m.in_features * m.out_features for m in layers), 0
     for m in layers:  # all tensors that the layer references, under any name
         held = (*m._parameters.values(), *m._buffers.values(), *vars(m).values())
@@ -173,8 +159,7 @@ def unpacked(module: nn.Module) -> tuple[str, ...]:
     kept = getattr(module, "_keep_in_fp32_modules", None) or ()
 
     def is_kept(name: str) -> bool:
-        """Return whether the class keeps the layer, its last word, or a module around it."""
-        last = name.rpartition(".")[2]
+        last = name.rpartition(".")[2]  # or the layer, or a module around it
         return any(key in (name, last) or f"{key}." in name for key in kept)
 
     return tuple(

@@ -9,7 +9,6 @@ from typing import Any, ClassVar
 from strategies.adapters.partial import Partial
 from strategies.base import demand
 from strategies.engine import RunContext, TrainingRun
-from strategies.evidence.states import train_only
 from strategies.subject import Subject
 
 
@@ -61,11 +60,11 @@ class ControlNet(Partial):
         like = torch.empty(subject.dimensions.width, dtype=subject.dtype(module))
         for i in range(number):
             blocks[i] = Controlled(blocks[i], like, first=i == 0, last=i == number - 1)
-        train_only(module, self.trained(module, subject))
+        super().edit_model(module, subject)
 
     def trained(self, module: Any, subject: Subject) -> set[str]:
-        names = [name for name, _ in module.named_parameters()]
-        return {n for n in names if any(w in n for w in (".copy.", ".zero.", ".enter."))}
+        words = (".copy.", ".zero.", ".enter.")
+        return {n for n, _ in module.named_parameters() if any(word in n for word in words)}
 
     def evidence(self, trained: TrainingRun) -> dict[str, Any]:
         facts, wanted = super().evidence(trained), self._number(len(trained.blocks()))

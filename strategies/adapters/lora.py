@@ -1,37 +1,16 @@
-"""Low-rank adapters on frozen weights (lora, dora, qlora), and a file of trained parameters."""
+"""Adapters of peft on frozen weights (lora, dora, qlora, lokr, loha, oft), and a file of trained
+parameters."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
-from strategies.adapters.beside import Beside, add_adapters
+from strategies.adapters.beside import Beside
 from strategies.base import demand
 from strategies.engine import TrainingRun
 from strategies.subject import Subject
-
-if TYPE_CHECKING:
-    import torch
-
-
-def inject(
-    module: Any,
-    subject: Subject,
-    rank: int,
-    names: Sequence[str] | None = None,
-    dtype: torch.dtype | None = None,
-    **more: Any,
-) -> None:
-    """Add LoRA's matrices to the linear layers ``names`` (None: all of the subject's).
-
-    ``dtype``: the matrices' type; None: the model's. ``more``: keywords of peft's config.
-    """
-    import peft
-
-    config = peft.LoraConfig(r=rank, lora_alpha=rank, **more)
-    add_adapters(module, subject, config, subject.linears if names is None else names, dtype)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,8 +33,8 @@ class Lora(Beside):
 
     name: ClassVar[str] = "lora"
     source: ClassVar[str] = "Hu et al. 2021, LoRA (arXiv:2106.09685); peft"
-    magnitudes: ClassVar[bool] = False
     silent: ClassVar[str] = "lora_B"
+    magnitudes: ClassVar[bool] = False
 
     rank: int = 8
     targets: str = "all"
@@ -63,27 +42,10 @@ class Lora(Beside):
     blocks: str = "all"
     reach: str = "blocks"
 
-    def __post_init__(self) -> None:
-        if not isinstance(self.rank, int) or self.rank < 1:
-            raise ValueError(f"rank is {self.rank!r}; a whole number from 1")
-        super().__post_init__()
+    def config(self) -> Any:
+        import peft
 
-    def inject(self, module: Any, subject: Subject, names: Any, dtype: Any) -> None:
-        more = {"use_dora": True} if self.magnitudes else {}
-        inject(module, subject, self.rank, names, dtype, **more)
-
-    def shapes(self, trained: TrainingRun, layers: Collection[Any]) -> dict[str, Any]:
-        engine = trained.engine
-        ranks = {engine.part(layer.lora_A["default"].weight).shape[0] for layer in layers}
-        demand(ranks == {self.rank}, f"the adapters' ranks are {sorted(ranks)}, not {self.rank}")
-        wanted = len(layers) * self.magnitudes
-        dora = sum(len(layer.lora_magnitude_vector) for layer in layers)
-        demand(dora == wanted, f"{dora} of {len(layers)} layers have a DoRA magnitude")
-        kept: Any = trained.attached.get(self.name)
-        changed = kept.changed() if wanted and kept else ()
-        scaled = sum("magnitude" in name for name in changed)
-        demand(scaled == wanted, f"{scaled} of {wanted} DoRA magnitudes have changed")
-        return {"rank": self.rank}
+        return peft.LoraConfig(r=self.rank, lora_alpha=self.rank, use_dora=self.magnitudes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,7 +93,7 @@ class Qlora(Lora):
 
         quantize(module, self._packed(module, subject))
         module.is_loaded_in_4bit = True  # peft reads this to choose its layer class
-        self.put(module, subject)
+        super().edit_model(module, subject)
         del module.is_loaded_in_4bit
 
     def _packed(self, module: Any, subject: Subject) -> tuple[str, ...]:
@@ -151,6 +113,92 @@ class Qlora(Lora):
         least = len(trained.subject.linears)
         demand(facts["packed_layers"] >= least, f"not all of {least} linear layers are packed")
         return {**super().evidence(trained), **facts}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lokr(Beside):
+    """Trains Kronecker products beside frozen linear layers.
+
+    The change of a weight is the Kronecker product of a small matrix and a large one. The large one
+    is a product of two matrices of ``rank``; it is whole if ``rank`` is at least half of its longer
+    side. ``factor`` divides each side of the weight; the small matrix has that size. ``factor=-1``
+    divides each side near its root.
+
+    In each forward pass peft computes the whole change of a weight. It is kept for backward, and is
+    as large as the weight. ``targets``, ``blocks``, ``dtype`` and ``reach`` are ``lora``'s.
+    """
+
+    name: ClassVar[str] = "lokr"
+    source: ClassVar[str] = "Yeh et al. 2023, LyCORIS (arXiv:2309.14859); peft"
+    silent: ClassVar[str] = "lokr_w1"
+    least: ClassVar[dict[str, int]] = {"rank": 1, "factor": 1}
+
+    rank: int = 8
+    factor: int = -1
+    targets: str = "all"
+    dtype: str = "model"
+    blocks: str = "all"
+    reach: str = "blocks"
+
+    def config(self) -> Any:
+        import peft
+
+        return peft.LoKrConfig(r=self.rank, alpha=self.rank, decompose_factor=self.factor)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loha(Beside):
+    """Trains Hadamard products beside frozen linear layers.
+
+    The change of a weight is the elementwise product of two products of matrices of ``rank``. Its
+    rank is up to the square of ``rank``.
+
+    In each forward pass peft computes the whole change of a weight. It is kept for backward, and is
+    as large as the weight. ``targets``, ``blocks``, ``dtype`` and ``reach`` are ``lora``'s.
+    """
+
+    name: ClassVar[str] = "loha"
+    source: ClassVar[str] = "Hyeon-Woo et al. 2021, FedPara (arXiv:2108.06098); peft"
+    silent: ClassVar[str] = "hada_w2_b"
+
+    rank: int = 8
+    targets: str = "all"
+    dtype: str = "model"
+    blocks: str = "all"
+    reach: str = "blocks"
+
+    def config(self) -> Any:
+        import peft
+
+        return peft.LoHaConfig(r=self.rank, alpha=self.rank)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Oft(Beside):
+    """Trains rotations of the inputs of frozen linear layers.
+
+    The features of an input are cut into groups of ``size``, and each group is multiplied by an
+    orthogonal matrix. If ``size`` does not divide a layer's features, peft takes the nearest number
+    that does. ``targets``, ``blocks``, ``dtype`` and ``reach`` are ``lora``'s.
+    """
+
+    name: ClassVar[str] = "oft"
+    source: ClassVar[str] = (
+        "Qiu et al. 2023, OFT (arXiv:2306.07280); Qiu et al. 2025, OFTv2 (arXiv:2506.19847); peft"
+    )
+    silent: ClassVar[str] = "oft_R"
+    least: ClassVar[dict[str, int]] = {"size": 2}
+
+    size: int = 32
+    targets: str = "all"
+    dtype: str = "model"
+    blocks: str = "all"
+    reach: str = "blocks"
+
+    def config(self) -> Any:
+        import peft
+
+        return peft.OFTConfig(oft_block_size=self.size)
 
 
 def save(trained: TrainingRun, path: Path) -> None:

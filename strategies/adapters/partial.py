@@ -23,16 +23,17 @@ class Partial(Strategy):
         """Return the names of the parameters that are trained."""
         raise NotImplementedError
 
+    def edit_model(self, module: Any, subject: Subject) -> None:
+        train_only(module, self.trained(module, subject))
+
     def attach(self, trained: TrainingRun) -> Frozen:
         return Frozen(trained)
 
     def evidence(self, trained: TrainingRun) -> dict[str, Any]:
         facts = split_facts(trained, self.name)
         free = {n for n, p in trained.module.named_parameters() if p.requires_grad}
-        strange = free - self.trained(trained.module, trained.subject)
-        demand(
-            not strange, f"{len(strange)} other weights take a gradient: {min(strange, default='')}"
-        )
+        odd = sorted(free - self.trained(trained.module, trained.subject))
+        demand(not odd, f"{len(odd)} other weights take a gradient: {', '.join(odd[:1])}")
         return facts
 
 
@@ -52,19 +53,11 @@ class Head(Partial):
     def trained(self, module: Any, subject: Subject) -> set[str]:
         return names_in(module, subject.head(module))
 
-    def edit_model(self, module: Any, subject: Subject) -> None:
-        train_only(module, self.trained(module, subject))
-
 
 def names_in(module: Any, part: Any) -> set[str]:
     """Return the names, in ``module``, of the parameters of one of its parts."""
     own = {id(p) for p in part.parameters()}
     return {name for name, p in module.named_parameters() if id(p) in own}
-
-
-def scaled(layer: Any, given: Any, output: Any) -> Any:
-    """Multiply the output by the layer's own scale (a forward hook)."""
-    return output * layer.gamma
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,8 +88,8 @@ class DiffFit(Partial):
         for block in subject.blocks(module):
             for layer in (block.attn, block.mlp):
                 layer.gamma = torch.nn.Parameter(torch.ones(width, dtype=dtype))
-                layer.register_forward_hook(scaled)
-        train_only(module, self.trained(module, subject))
+                layer.register_forward_hook(lambda layer, given, out: out * layer.gamma)
+        super().edit_model(module, subject)
 
     def evidence(self, trained: TrainingRun) -> dict[str, Any]:
         facts, wanted = super().evidence(trained), 2 * len(trained.blocks())

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
+import peft
 import torch
 
 from strategies import CATALOG
@@ -24,7 +25,7 @@ from strategies.adapters import beside
 from strategies.adapters import coded as products
 from strategies.adapters.cast import Cast
 from strategies.adapters.controlnet import ControlNet
-from strategies.adapters.lora import Dora, Lora, Qlora, inject
+from strategies.adapters.lora import Dora, Lora, Qlora
 from strategies.adapters.partial import DiffFit, Head
 from strategies.communication.sparse_embedding import SparseEmbedding
 from strategies.distillation.distill import Distill
@@ -428,7 +429,12 @@ LOST |= {
 
 Lokr, Loha, Oft = (CATALOG[name] for name in ("lokr", "loha", "oft"))
 
-CONTROL = ControlNet.edit_model
+ADAPT, CONTROL = beside.Beside.edit_model, ControlNet.edit_model
+
+
+def inject(module, subject, rank, names=None):
+    config = peft.LoraConfig(r=rank, lora_alpha=rank)
+    beside.add_adapters(module, subject, config, subject.linears if names is None else names)
 
 
 def adapters_left_frozen(self, module, subject):
@@ -447,14 +453,14 @@ def otherwise(**changes):
     """The strategy with other parameters in its place."""
 
     def edit(self, module, subject):
-        dataclasses.replace(self, **changes).put(module, subject)
+        ADAPT(dataclasses.replace(self, **changes), module, subject)
 
     return edit
 
 
 def switched_off(self, module, subject):
     """Adapters that are there, and of which only the first is in a product."""
-    self.put(module, subject)
+    ADAPT(self, module, subject)
     for layer in [*beside.adapted(module).values()][1:]:
         layer.enable_adapters(False)
     for p in beside.own(module).values():
