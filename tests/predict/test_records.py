@@ -10,8 +10,8 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 
-from harness import cli
 from harness.planner import pool, records
 from harness.planner.records import line_of
 from harness.resolve import Resolved, resolve
@@ -68,10 +68,10 @@ def test_a_record_answers_for_its_spec_alone(shipped, tmp_path):
     assert found(CHECKPOINT) == 4
 
 
-@pytest.mark.parametrize(
-    ("library", "version", "known"),
-    [("torch", "2.99.0", False), ("diffusers", "9.9", False), ("peft", "9.9", True)],
-)
+@pytest.mark.parametrize(("library", "version", "known"), [
+    ("torch", "2.99.0", False), ("diffusers", "9.9", False), ("peft", "9.9", True),
+    ("torch", f"{torch.__version__.split('+')[0]}1+other", True),
+])  # fmt: skip
 def test_a_record_counts_for_a_minor_version(shipped, monkeypatch, library, version, known):
     plain = records.version
     monkeypatch.setattr(records, "version", lambda n: version if n == library else plain(n))
@@ -79,32 +79,11 @@ def test_a_record_counts_for_a_minor_version(shipped, monkeypatch, library, vers
     assert (found(PLAIN) == 3) is known
 
 
-def test_a_patch_or_build_of_a_library_has_the_same_records(shipped, monkeypatch):
-    plain = records.version
-    monkeypatch.setattr(records, "version", lambda name: f"{plain(name).split('+')[0]}1+other")
-    records.made_by.cache_clear()
-    assert found(PLAIN) == 3
-
-
 def test_a_record_of_another_trace_is_not_found_and_goes(shipped, monkeypatch):
     monkeypatch.setattr(records, "TRACE", records.TRACE + 1)
     records.made_by.cache_clear()
     assert found(PLAIN) is None
     assert refill.drop_old([SPEC.model]) == 2 and records.lines(SPEC.model) == {}
-
-
-def test_a_field_of_a_spec_that_comes_or_ends_leaves_the_names(shipped):
-    """A name has the fields that were set alone."""
-    fewer = [
-        (f.name, f.type, f) for f in dataclasses.fields(Spec) if f.name not in ("snapshot", "nodes")
-    ]
-    other = dataclasses.make_dataclass(
-        "Other", [*fewer, ("later", bool, dataclasses.field(default=True))], kw_only=True
-    )
-    spec = row_of(PLAIN).spec
-    same = other(**records.asked(spec))
-    assert records.key(same) == records.key(spec)
-    assert records.key(dataclasses.replace(same, later=False)) != records.key(spec)
 
 
 def test_an_edited_launch_file_has_other_predictions(tmp_path):
@@ -129,34 +108,8 @@ def test_an_edited_model_of_ones_own_has_other_predictions(tmp_path):
     assert records.name(resolve(spec)) != before
 
 
-def test_a_plan_of_records_starts_no_process(shipped, capsys):
-    words = f"plan --model {SPEC.model} --gpus 2 --gpu RTX-4090 --recipes {PLAIN} {CHECKPOINT}"
-    rows = [row_of(recipe, ema=0.0, objective="epsilon") for recipe in (PLAIN, CHECKPOINT)]
-    made = {records.name(r): line_of("2026-01-02", r.spec, "flash", prediction(3)) for r in rows}
-    records.write(SPEC.model, made)
-    assert cli.main(words.split()) == 0
-    told = capsys.readouterr().out
-    assert "2 predictions recorded on 2026-01-02" in " ".join(told.split())
-    assert "at a time" not in told
-
-
 def test_what_has_no_record_is_missing(shipped):
-    words = "--model pixart-sigma --gpus 2 --gpu RTX-4090"
-    lack = refill.missing(words)
-    assert lack.endswith("on 2 GPUs")
-    records._lines.cache_clear()
-
-
-@pytest.mark.parametrize("gpus", [1, 8])
-def test_the_recipes_of_a_plan_are_resolved_without_building_the_model(gpus, monkeypatch):
-    """Else a plan whose predictions are all recorded takes a quarter of a minute."""
-
-    def built(subject):
-        raise AssertionError(f"{subject.model} was built")
-
-    monkeypatch.setattr("harness.subjects.library.subject._survey", built)
-    rows = refill.asked(f"--model flux-dev --gpus {gpus} --gpu RTX-4090").resolved
-    assert len(rows) > 50 and any("part=ffn" in str(row.recipe) for row in rows)
+    assert refill.missing("--model pixart-sigma --gpus 2 --gpu RTX-4090").endswith("on 2 GPUs")
 
 
 # ---- What ships ----

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import io
-import json
 from collections.abc import Callable
 
 import pytest
-from conftest import in_fork
 from rich.console import Console
 
 from harness import cli
@@ -27,21 +25,18 @@ CARD = cards.of_size(24 * GIB)
 BESIDE = overhead.fixed_overhead(CARD, 8, "zero2").total / GIB
 
 
-@pytest.fixture
-def world():
-    """``world(need) -> (answer, sizes tried)``; ``need`` is of a row: GiB."""
+def largest(
+    need: Callable[[Resolved], float], row: Resolved | None = None, what: str = "batch"
+) -> tuple[search.Largest, list[Resolved]]:
+    """The answer where a row needs so many GiB, and the rows that were tried."""
+    tried: list[Resolved] = []
 
-    def go(need: Callable[[Resolved], float]):
-        tried: list[int] = []
+    def ask(rows: list[Resolved]) -> list[Fit]:
+        tried.extend(rows)
+        return [judge(row, prediction(need(row)), CARD) for row in rows]
 
-        def ask(rows: list[Resolved]) -> list[Fit]:
-            tried.extend(row.micro_batch for row in rows)
-            return [judge(row, prediction(need(row)), CARD) for row in rows]
-
-        rows = [asked("zero2")]
-        return search.search(rows, search.batches(rows), CARD, ask)[0], tried
-
-    return go
+    rows = [row or asked("zero2")]
+    return search.search(rows, search.SOUGHT[what](rows), CARD, ask)[0], tried
 
 
 def said(one: search.Largest, what: str = "batch") -> str:
@@ -61,48 +56,32 @@ NEEDS = {
 
 
 @pytest.mark.parametrize("name", NEEDS)
-def test_the_largest_batch_and_its_neighbour_are_found_in_few_tries(name, world):
+def test_the_largest_batch_and_its_neighbour_are_found_in_few_tries(name):
     need = NEEDS[name]
     true = max(b for b in range(1, 1000) if need(b) + BESIDE <= 24)
-    one, tried = world(lambda row: need(row.micro_batch))
+    one, tried = largest(lambda row: need(row.micro_batch))
     assert one.exact and one.fits.resolved.micro_batch == true
     assert one.over.resolved.micro_batch == true + 1
-    assert one.tried == len(tried) <= search.TRIES and len(set(tried)) == len(tried)
+    sizes = [row.micro_batch for row in tried]
+    assert one.tried == len(sizes) == len(set(sizes)) <= search.TRIES
     assert f"micro batch {true} " in said(one) and f"micro batch {true + 1}" in said(one)
 
 
-def test_the_ends_of_the_search_are_said(world):
-    none, tried = world(lambda row: 30.0)
-    assert none.fits is None and tried == [1] and "not even micro batch 1 fits" in said(none)
-    all_of_them, _ = world(lambda row: 1.0)
+def test_the_ends_of_the_search_are_said():
+    none, tried = largest(lambda row: 30.0)
+    assert (
+        none.fits is None
+        and [row.micro_batch for row in tried] == [1]
+        and "not even micro batch 1 fits" in said(none)
+    )
+    all_of_them, _ = largest(lambda row: 1.0)
     assert all_of_them.over is None and all_of_them.exact
     assert f"micro batch {search.MOST} or more: the search ends there" in said(all_of_them)
 
 
-def test_a_tight_fit_is_marked(world):
-    one, _ = world(lambda row: 2.0 if row.micro_batch == 1 else 24.0)
+def test_a_tight_fit_is_marked():
+    one, _ = largest(lambda row: 2.0 if row.micro_batch == 1 else 24.0)
     assert "micro batch 2 (tight on the GPU)" in said(one) and "micro batch 2 may fit" in said(one)
-
-
-@pytest.mark.thorough
-def test_a_real_search_ends_between_two_real_predictions(tmp_path):
-    """The command itself, in a process that loads its libraries once; a plan of each neighbour, of
-    predictions made anew, then says the same of it."""
-    # The batch asked for does not divide, and is not what is sought.
-    words = ["--model", "DiT-S/2:depth=2", "--gpus", "2", "--gpu-memory", "1930MiB"]
-    words += ["--recipes", "ddp+accumulate:steps=2", "--global-batch", "3"]
-    (tmp_path / "asked.json").write_text(json.dumps({"batch": words}))
-    in_fork(tmp_path, "tests.children.searched", tmp_path)
-    found = json.loads((tmp_path / "found.json").read_text())["batch"]
-    row = found["searched"]
-    low, high = row["fits"], row["over"]
-    assert row["exact"] and high["micro_batch"] == low["micro_batch"] + 1
-    assert low["method"] == high["method"] == "trace" and row["tried"] <= search.TRIES
-    assert low["need_high_bytes"] <= 1930 * 2**20 < high["need_high_bytes"]
-    shown = row["said"]
-    assert f"micro batch {low['micro_batch']} " in shown and shown.startswith("predicting")
-    for side, one in zip((low, high), found["direct"], strict=True):
-        assert one["need_bytes"] == side["need_bytes"] and one["verdict"] == side["verdict"]
 
 
 # ---- resolution, frames, rank, resident blocks ----
@@ -136,15 +115,8 @@ LADDERS = {
 @pytest.mark.thorough
 @pytest.mark.parametrize("what", LADDERS)
 def test_the_largest_and_its_neighbour_are_found(what):
-    tried: list[Resolved] = []
-
-    def ask(rows: list[Resolved]) -> list[Fit]:
-        tried.extend(rows)
-        return [judge(row, prediction(need(row)), CARD) for row in rows]
-
-    row = resolve(VIDEO)
-    need, what = LADDERS[what], what.partition(" ")[0]
-    (one,) = search.search([row], search.SOUGHT[what]([row]), CARD, ask)
+    row, need, what = resolve(VIDEO), LADDERS[what], what.partition(" ")[0]
+    one, tried = largest(need, row, what)
     assert one.exact and one.tried == len(tried) <= search.TRIES
     assert need(one.fits.resolved) <= ROOM < need(one.over.resolved)
     if what in ("resolution", "frames"):
@@ -163,8 +135,8 @@ def test_recipes_without_a_rank_are_named_beside_those_that_have_one(monkeypatch
     words = ["plan", "--gpu-memory", "24GiB", "--model", "flux-dev", "--largest", "rank"]
     assert cli.main([*words, "--recipes", "single+bf16", "single+bf16+lora:rank=4"]) == 0
     text = " ".join(capsys.readouterr().out.split())
-    largest = f"rank {int((ROOM - 4) / 0.05)}"
-    assert "Largest rank: flux-dev at 1024x1024" in text and largest in text
+    assert "Largest rank: flux-dev at 1024x1024" in text
+    assert f"rank {int((ROOM - 4) / 0.05)}" in text
     assert "Encoding needs" in text, "the step is not the run"
     assert "refused single+bf16: single+bf16 has no adapters" in text
     with pytest.raises(BadInput, match="largest is rank"):
