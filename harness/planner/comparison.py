@@ -8,7 +8,6 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from harness.memory.record import as_measured
 from harness.planner import overhead
 from harness.planner.calibration.record import Calibration, load
 from harness.planner.speed import rates
@@ -21,15 +20,10 @@ from harness.report.figures.predicted import (
     Comparison,
     Machines,
     PredictedAndMeasured,
-    PredictedCategory,
     PredictedFit,
 )
-from harness.report.figures.units import CATEGORIES
-from harness.result import Categories, Result, Status
+from harness.result import Result, Status
 from strategies import parse
-
-LEAST_SHARE = 0.05
-"""Share of the traced peak below which a category is not compared."""
 
 
 def compare_with_predictions(
@@ -62,34 +56,17 @@ def predicted_and_measured(
     rank = first.ranks[prediction.rank : prediction.rank + 1]
     step, traced = prediction.steady, rank[0].categories if rank else None
     beside, hosted = library_bytes(first, found), prediction.host_steady
-    categories: tuple[PredictedCategory, ...] = ()
-    if step and traced:
-        categories = predicted_categories(as_measured(step, prediction.buckets), traced)
     return PredictedAndMeasured(
         method=prediction.method,
         reason=prediction.reason or None,
         step_predicted=step.bytes if step else None,
         step_measured=traced.total if traced else None,
-        categories=categories,
         hosted_predicted=hosted.bytes or None if hosted else None,
         hosted_measured=derive.hosted_bytes(rank),
         run_predicted=_plus(prediction.bytes, beside),
         run_measured=derive.highest(first.ranks, "allocated"),
         reserved_predicted=_plus(reserved_bytes(prediction, first), beside),
         reserved_measured=derive.highest(first.ranks, "reserved"),
-    )
-
-
-def predicted_categories(
-    predicted: Categories, measured: Categories
-) -> tuple[PredictedCategory, ...]:
-    """Return the categories above 5 % of the measured peak, predicted or measured."""
-    least = LEAST_SHARE * measured.total
-    pairs = ((name, getattr(predicted, name), getattr(measured, name)) for name in CATEGORIES)
-    return tuple(
-        PredictedCategory(name=name, predicted=one, measured=other)
-        for name, one, other in pairs
-        if max(one, other) > least
     )
 
 

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 from harness.json_files import whole
 from harness.prediction import read_predictions
-from harness.report.data.compare import Comparison, compare, of_usable
-from harness.report.data.grouping import build
+from harness.report.data.compare import Comparison, compare
+from harness.report.data.grouping import build, of_usable
 from harness.report.data.rows import Report, SuiteHead, read_suite
 from harness.report.rendering import export, pages
 from harness.result import Result

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from harness.memory.memory_breakdown import Kept, MemoryBreakdown, OpCost, Timeline
-from harness.report.data.compare import of_usable
 from harness.report.data.grid import Column, tabulate
+from harness.report.data.grouping import of_usable
 from harness.report.data.rows import SuiteHead
 from harness.report.figures import units
 from harness.report.figures.units import CATEGORIES, title

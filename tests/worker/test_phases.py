@@ -13,7 +13,6 @@ import torch
 from harness import ROOT
 from harness.launch import outcome
 from harness.phases import PEAK_PHASES, RUN_PHASES
-from harness.report.figures import derive
 from harness.worker import passes
 from strategies.engine import STEP_PHASES
 
@@ -140,5 +139,4 @@ def test_a_training_takes_no_step_that_it_was_not_asked_for(switched, bench, mon
 
 def test_what_reads_phases_knows_all_of_them():
     assert tuple(RUN_PHASES) == outcome.PHASES
-    assert set(derive.PHASES) | {"warmup"} == set(PEAK_PHASES)
     assert set(STEP_PHASES) < set(PEAK_PHASES)

@@ -1,112 +1,28 @@
-"""Comparison of two result sets: the changes beyond noise; and reports of usable files only."""
+"""Comparison of two result sets: the changes beyond noise."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any
 
 from harness import result
-from harness.prediction import Prediction
 from harness.report.data import lookup
-from harness.report.data.grouping import build
-from harness.report.data.rows import Report, Row, SuiteHead, Unfinished, read_suite
+from harness.report.data.grouping import of_usable
+from harness.report.data.rows import Report, Row, Unfinished, read_suite
 from harness.report.figures import derive, floor, parity, units
-from harness.resolve import run_name
-from harness.result import Result
 from harness.spec import Spec
 
-Made = TypeVar("Made")
-FAULTS = (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError)
-MOST = 20
-"""Files left out before the fault counts as the report's own."""
 STEP_LIMIT = 0.05
 """Relative difference of medians for a change, if no row of either set was measured twice.
 
 The intervals must not overlap either.
 """
-PEAK_LIMIT = 0.02
-PEAK_LIMIT_BYTES = 16 * units.MIB
-"""A peak has changed if it exceeds either of the two limits."""
-
-
-class Part(NamedTuple):
-    """An input file of a report, with its content."""
-
-    name: str
-    content: Any
-    key: str = ""
-
-
-def of_usable(
-    results: Sequence[Result],
-    skipped: Sequence[str],
-    suite: SuiteHead,
-    predictions: Mapping[str, Prediction],
-    render: Callable[[Report], Made],
-) -> Made:
-    """Return ``render`` of the report of all usable files.
-
-    The typed reader (``harness.json_files.build``) has already checked the types. This function
-    handles values of the right type from which nothing can be derived. ``Report.skipped`` has a
-    line for each file left out.
-
-    Raises:
-        Exception: the error of ``render``, if no single file causes it.
-    """
-    left_out = list(skipped)
-    parts = [Part("calibration.json", suite.calibration, "calibration")]
-    parts += [Part(f"prediction.json of {key}", one, key) for key, one in predictions.items()]
-    parts += [Part(f"runs/{run_name(result.spec)}", result) for result in results]
-
-    def made(kept: Sequence[Part]) -> Made:
-        found = [part.content for part in kept if isinstance(part.content, Result)]
-        named = {part.key: part.content for part in kept if part.key and part.content}
-        head = dataclasses.replace(suite, calibration=named.pop("calibration", None))
-        return render(build(found, left_out, head, named))
-
-    def works(kept: Sequence[Part]) -> bool:
-        try:
-            made(kept)
-        except FAULTS:
-            return False
-        return True
-
-    for _ in range(MOST):
-        try:
-            return made(parts)
-        except FAULTS as error:
-            culprit = _culprit(parts, works)
-            if culprit is None:
-                raise
-            parts.remove(culprit)
-            last = traceback.extract_tb(error.__traceback__)[-1]
-            where = f"{Path(last.filename).name}, line {last.lineno}"
-            left_out.append(f"{culprit.name}: {type(error).__name__}: {error} ({where})")
-    return made(parts)
-
-
-def _culprit(parts: Sequence[Part], works: Callable[[Sequence[Part]], bool]) -> Part | None:
-    """Return the part without which the others work.
-
-    Bisection finds a part that breaks a report alone. A part that breaks it only together with
-    another is found one by one.
-    """
-    some = list(parts)
-    while len(some) > 1:
-        first, second = some[: len(some) // 2], some[len(some) // 2 :]
-        if not works(first):
-            some = first
-        elif not works(second):
-            some = second
-        else:
-            rests = ([other for other in parts if other is not part] for part in some)
-            return next((p for p, rest in zip(some, rests, strict=True) if works(rest)), None)
-    return some[0]
+PEAK_LIMIT, PEAK_LIMIT_BYTES = 0.02, 16 * units.MIB
+"""A need has changed if its change exceeds either of the two limits."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,8 +57,16 @@ class Change:
         if self.step_ratio is None:
             return False
         if self.step_limit_fraction is None:
-            return is_step_change(self.step_ratio, bool(self.intervals_overlap))
+            return not self.intervals_overlap and abs(self.step_ratio - 1) > STEP_LIMIT
         return abs(math.log(self.step_ratio)) > math.log1p(self.step_limit_fraction)
+
+    @property
+    def need_changed(self) -> bool:
+        """True beyond 2 % of the old need, or 16 MiB."""
+        old, new = self.old_need_bytes, self.new_need_bytes
+        if old is None or new is None:
+            return False
+        return abs(new - old) > min(PEAK_LIMIT * old, PEAK_LIMIT_BYTES)
 
     @property
     def need_change_fraction(self) -> float | None:
@@ -159,9 +83,7 @@ class Change:
         changes = {
             f"{self.old_status} -> {self.new_status}": self.old_status != self.new_status,
             "faster" if faster else "SLOWER": self.step_changed,
-            "less memory" if less else "MORE MEMORY": is_peak_change(
-                self.old_need_bytes, self.new_need_bytes
-            ),
+            "less memory" if less else "MORE MEMORY": self.need_changed,
             "LOSS MOVED": (self.loss_share or 0.0) > 1.0,
             "GRADIENTS MOVED": (self.grad_norm_share or 0.0) > 1.0,
             "WEIGHTS MOVED": (self.weights_share or 0.0) > 1.0,
@@ -189,19 +111,6 @@ class Comparison:
     def changed(self) -> list[Change]:
         """The rows that changed beyond noise."""
         return [change for change in self.changes if change.words]
-
-
-def is_step_change(ratio: float, intervals_overlap: bool) -> bool:
-    """Return True if a step ratio (new over old) is outside the noise and beyond 5 %."""
-    return not intervals_overlap and abs(ratio - 1) > STEP_LIMIT
-
-
-def is_peak_change(old: int | None, new: int | None) -> bool:
-    """Return True if a peak (bytes) changed by more than 2 % of the old one, or 16 MiB."""
-    if old is None or new is None:
-        return False
-    moved = abs(new - old)
-    return moved > PEAK_LIMIT * old or moved > PEAK_LIMIT_BYTES
 
 
 def compare(old: Path, new: Path) -> Comparison:
@@ -287,41 +196,29 @@ def _entries(report: Report) -> dict[Spec, Row | Unfinished]:
 
 
 def _change(spec: Spec, old: Row | Unfinished, new: Row | Unfinished) -> Change:
-    facts: dict[str, Any] = {"label": spec.recipe, **_side("old", old), **_side("new", new)}
+    facts: dict[str, Any] = {"label": spec.recipe}
+    for side, entry in (("old", old), ("new", new)):
+        facts[f"{side}_status"] = "ok"
+        if isinstance(entry, Unfinished):
+            facts[f"{side}_status"] = entry.status.value
+            continue
+        facts[f"{side}_step_seconds"] = entry.numbers.step_seconds_median
+        facts[f"{side}_need_bytes"] = entry.numbers.need_bytes
     if isinstance(old, Row) and isinstance(new, Row):
-        both = old.numbers, new.numbers
-        ends = [(n.step_seconds_p10, n.step_seconds_p90) for n in both]
+        ends = [(r.numbers.step_seconds_p10, r.numbers.step_seconds_p90) for r in (old, new)]
         noise = floor.joined(old.floor, new.floor)
         limit = math.exp(floor.margin(noise, old.runs, new.runs)) - 1 if noise else None
+        far = parity.distances(new.first, old.first)
+        shares = parity.shares(new.first, old.first, parity.limits([old.first]))
+        did = [shares[measure] for measure in parity.OF_BLOCKS if measure in shares]
         facts |= {
-            "step_ratio": both[1].step_seconds_median / both[0].step_seconds_median,
+            "step_ratio": facts["new_step_seconds"] / facts["old_step_seconds"],
             "step_limit_fraction": limit,
             "intervals_overlap": derive.overlap(*ends),
-            **_computation(old.first, new.first),
+            "loss_distance": far.get("loss"),
+            "grad_norm_distance": far.get("norm"),
+            "loss_share": shares.get("loss"),
+            "grad_norm_share": shares.get("norm"),
+            "weights_share": max(did, default=None),
         }
     return Change(**facts)
-
-
-def _computation(old: Result, new: Result) -> dict[str, float | None]:
-    """Return the distances of two runs of one recipe, and their shares of the old run's limits."""
-    far = parity.distances(new, old)
-    shares = parity.shares(new, old, parity.limits([old]))
-    did = [shares[measure] for measure in parity.OF_BLOCKS if measure in shares]
-    return {
-        "loss_distance": far.get("loss"),
-        "grad_norm_distance": far.get("norm"),
-        "loss_share": shares.get("loss"),
-        "grad_norm_share": shares.get("norm"),
-        "weights_share": max(did, default=None),
-    }
-
-
-def _side(side: str, entry: Row | Unfinished) -> dict[str, Any]:
-    """Return one side of a change: its status, and its numbers if it has any."""
-    if isinstance(entry, Unfinished):
-        return {f"{side}_status": entry.status.value}
-    return {
-        f"{side}_status": "ok",
-        f"{side}_step_seconds": entry.numbers.step_seconds_median,
-        f"{side}_need_bytes": entry.numbers.need_bytes,
-    }

@@ -1,20 +1,17 @@
-"""Effects of each part of a recipe: pairs of rows that differ only in it or in their sharding."""
+"""Effects of each part of a recipe: pairs of rows that differ in one part alone."""
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
 from harness.report.data.rows import Group, Row
-
-NUMBERED = re.compile(r"(\D+)(\d+)(?=_|$)")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Effect:
     """The effect of adding ``part`` to the recipe of the row ``base``.
 
-    ``replaced`` is the part that it replaces, if any.
+    ``replaced`` is the sharding that it replaces, if any.
     """
 
     part: str
@@ -35,62 +32,26 @@ class Effect:
 
 
 def effects(group: Group) -> list[Effect]:
-    """Return all pairs of rows on equally many processes that differ in one added part.
+    """Return all pairs of rows on equally many processes that differ in one part.
 
-    Pairs that differ only in their sharding come first.
+    First those whose sharding replaces the reference's, then those with one more part.
     """
-    pairs = sorted(_added(group.rows), key=lambda effect: (effect.part, effect.base.versus.place))
-    return [*_sharded(group), *pairs]
-
-
-def _added(rows: list[Row]) -> list[Effect]:
-    bases: dict[tuple[frozenset[str], int], list[Row]] = {}
-    for row in rows:
-        bases.setdefault((frozenset(_words(row)), row.spec.processes), []).append(row)
-    return [
-        Effect(part=part, base=base, row=row)
-        for (more, processes), same in bases.items()
-        for part in more
-        for base in bases.get((more - {part}, processes), ())
-        for row in same
-    ]
-
-
-def _sharded(group: Group) -> list[Effect]:
-    """Return the pairs that differ in their sharding, those with the fewest other parts first."""
-    found: list[Effect] = []
-    others: Parts = {}
+    known = {(frozenset(words(row)), row.spec.processes): row for row in group.rows}
+    usual = words(group.reference)[0]
+    shardings, parts = [], []
     for row in group.rows:
-        sharding, *rest = _words(row)
-        others.setdefault((tuple(rest), row.spec.processes), {})[sharding] = row
-    for row in sorted(group.rows, key=lambda row: (len(_words(row)), _words(row)[1:], row.label)):
-        base = _other_sharding(row, group, others)
-        if base is not None:
-            found.append(Effect(part=_words(row)[0], base=base, row=row, replaced=_words(base)[0]))
-    return found
+        sharding, *more = words(row)
+        base = known.get((frozenset((usual, *more)), row.spec.processes))
+        if base and sharding != usual:
+            shardings.append(Effect(part=sharding, base=base, row=row, replaced=usual))
+        for part in more:
+            rest = frozenset(words(row)) - {part}
+            if base := known.get((rest, row.spec.processes)):
+                parts.append(Effect(part=part, base=base, row=row))
+    shardings.sort(key=lambda effect: (len(words(effect.row)), effect.row.label))
+    return [*shardings, *sorted(parts, key=lambda effect: (effect.part, effect.base.versus.place))]
 
 
-Parts = dict[tuple[tuple[str, ...], int], dict[str, Row]]
-"""Other parts and processes -> sharding -> the row."""
-
-
-def _other_sharding(row: Row, group: Group, parts: Parts) -> Row | None:
-    """Return the row with the same other parts whose sharding is the base of comparison.
-
-    The base is the variant's origin by name (zero2 for zero2_offload). Otherwise it is the next
-    lower number (zero1 for zero2), or the reference's sharding.
-    """
-    sharding, *rest = _words(row)
-    usual = _words(group.reference)[0]
-    if sharding == usual:
-        return None
-    others = parts[tuple(rest), row.spec.processes]
-    parsed = NUMBERED.match(sharding)  # zero, 2 of zero2 and zero2_offload
-    kind, number = (parsed[1], int(parsed[2])) if parsed else (sharding, 0)
-    lower = (f"{kind}{n}" for n in range(number - 1, 0, -1))
-    names = (sharding.rpartition("_")[0], *lower, usual)
-    return next((others[name] for name in names if name in others), None)
-
-
-def _words(row: Row) -> list[str]:
+def words(row: Row) -> list[str]:
+    """Return the parts of a row's recipe, its sharding first."""
     return row.spec.recipe.split("+")

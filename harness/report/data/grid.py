@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,7 +23,7 @@ class Grid:
     """A table of text, ready to be drawn.
 
     ``lines`` have one cell for each of ``heads`` and ``kinds``. ``marks`` describe each line in
-    words (reference, front, alarm, noisy). ``note`` explains the columns.
+    words (reference, front, alarm). ``note`` explains the columns.
     """
 
     key: str
@@ -65,20 +65,5 @@ def tabulate(
         kinds=[column.kind for column, _ in kept],
         lines=[list(line) for line in zip(*cells, strict=True)],
         marks=[() for _ in rows] if marks is None else list(marks),
-        note=note,
-    )
-
-
-def text_grid(
-    key: str, title: str, kinds: Mapping[str, str], lines: list[list[str]], note: str = ""
-) -> Grid:
-    """Return a table whose cells are already text; ``kinds`` maps each head to its kind."""
-    return Grid(
-        key=key,
-        title=title,
-        heads=list(kinds),
-        kinds=list(kinds.values()),
-        lines=lines,
-        marks=[() for _ in lines],
         note=note,
     )

@@ -69,11 +69,6 @@ def interval(row: Row, base: Row) -> tuple[float, float]:
     return found / width, found * width
 
 
-def margin_fraction(row: Row, base: Row) -> float | None:
-    """Return the relative difference up to which two speeds are not separable; None if unknown."""
-    return None if row.floor is None or base.floor is None else math.exp(_margin(row, base)) - 1
-
-
 def _margin(row: Row, base: Row) -> float:
     return max(margin(r.floor, row.runs, base.runs) for r in (row, base))
 
@@ -114,12 +109,13 @@ def too_busy(group: Group) -> str:
     The noise of a median falls with the square root of the number of its steps.
     """
     steps, floor = group.reference.spec.steps, group.floor.fraction
-    needed = math.ceil(steps * (math.log1p(floor) / math.log1p(BUSY)) ** 2)
-    size = f"its noise floor is {_size(floor)}"
-    way = f"About --steps {_rounded(needed)} (now {steps}), or a quieter machine, would do."
-    if needed > MOST_STEPS:
-        way = "Measure again on a quieter machine."
-    return f"The machine was too busy to compare speeds: {size}. {way}"
+    needed = steps * (math.log1p(floor) / math.log1p(BUSY)) ** 2
+    way = "Measure again on a quieter machine."
+    if needed <= MOST_STEPS:
+        unit = 10 ** max(len(str(math.ceil(needed))) - 2, 0)  # rounded up to two digits
+        needed = unit * math.ceil(needed / unit)
+        way = f"About --steps {needed} (now {steps}), or a quieter machine, would do."
+    return f"The machine was too busy to compare speeds: its noise floor is {_size(floor)}. {way}"
 
 
 def _size(fraction: float) -> str:
@@ -128,36 +124,26 @@ def _size(fraction: float) -> str:
     return f"{units.one('percent', fraction)} %"
 
 
-def _rounded(count: int) -> int:
-    """Return a count rounded up to two digits."""
-    unit = 10 ** max(len(str(count)) - 2, 0)
-    return -(-count // unit) * unit
-
-
 def noise_floor(group: Group) -> str:
     """Return the noise floor of a group and its basis in words; empty if no speeds are compared."""
+    floor = group.floor
     if len(group.rows) < 2:
         return ""
-    floor = group.floor
     if floor is None:
         return (
             "Noise floor unknown: no row was measured twice, so small differences of "
             "speed may be noise. --noise-floor 3 measures the reference three times."
         )
-    size = _size(floor.fraction)
+    text = f"Noise floor {_size(floor.fraction)}"
     if floor.source:
-        stated = (
-            f"Noise floor {size}, from another group, because no row of this one was "
-            f"measured twice: {floor.source} {rests_on(floor)}. This group's floor may be larger."
+        return (
+            f"{text}, from another group, because no row of this one was measured twice: "
+            f"{floor.source} {rests_on(floor)}. This group's floor may be larger."
         )
-    else:
-        stated = (
-            f"Noise floor {size}: {rests_on(floor)}. Speeds closer than that are "
-            f"{NOT_TOLD_APART}, and their ratio is an interval."
-        )
-    if not is_busy(group):
-        return stated
-    return f"{stated} A quieter machine, more --steps or a higher --noise-floor make it smaller."
+    return (
+        f"{text}: {rests_on(floor)}. Speeds closer than that are {NOT_TOLD_APART}, and their "
+        "ratio is an interval."
+    )
 
 
 def rests_on(floor: Floor) -> str:
@@ -174,32 +160,24 @@ def rests_on(floor: Floor) -> str:
 def environment(rows: Iterable[Row]) -> dict[str, list[str]]:
     """Return each fact's distinct values over all results of ``rows``, in order of appearance."""
     values: dict[str, dict[str, None]] = {}
+
+    def add(facts: dict[str, Any], prefix: str) -> None:
+        for key, value in facts.items():
+            name = prefix + key
+            if isinstance(value, dict):
+                add(value, f"{name}.")  # a nested fact has its parent's name: versions.torch
+                continue
+            size = key.endswith("_bytes") and isinstance(value, (int, float))
+            text = units.gib(value) if size else units.NONE if value is None else str(value)
+            values.setdefault(name, {})[text] = None
+
     for row in rows:
         for result in row.results:
-            for name, value in _flat(result.environment):
-                values.setdefault(name, {})[value] = None
+            add(result.environment, "")
     return {name: list(distinct) for name, distinct in values.items()}
-
-
-def differing_environment(rows: Iterable[Row]) -> dict[str, list[str]]:
-    """Return the facts with several values among compared rows."""
-    return {n: v for n, v in environment(rows).items() if len(v) > 1 and n not in IGNORED}
 
 
 def listed(values: Sequence[str]) -> str:
     """Return values of a fact as text; above ``MOST``, the first ones and the number of others."""
     more = [f"{len(values) - MOST} more"] if len(values) > MOST else []
     return " / ".join([*values[:MOST], *more])
-
-
-def _flat(facts: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
-    """Return facts as (name, text); a nested one has its parent's name: versions.torch."""
-    pairs: list[tuple[str, str]] = []
-    for name, value in facts.items():
-        if isinstance(value, dict):
-            pairs += _flat(value, f"{prefix}{name}.")
-        elif name.endswith("_bytes") and isinstance(value, (int, float)):
-            pairs.append((prefix + name, units.gib(value)))
-        else:
-            pairs.append((prefix + name, units.NONE if value is None else str(value)))
-    return pairs

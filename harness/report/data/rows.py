@@ -55,7 +55,6 @@ class Versus:
     rows less those that are slower beyond it. ``speed_differs``: the speed differs from the
     reference's beyond the noise; None if unknown, and then both ranks are ``place``.
     ``speed_same``: the whole interval of the difference lies in the noise floor.
-    ``speed_margin_fraction``: relative difference that the noise explains.
     """
 
     place: int
@@ -66,7 +65,6 @@ class Versus:
     speed_ratio: float
     speed_differs: bool | None
     speed_same: bool
-    speed_margin_fraction: float | None
     need_change_fraction: float | None
     loss_distance: float | None
     grad_norm_distance: float | None

@@ -9,12 +9,10 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from harness.phases import PEAK_PHASES, SETUP_PEAKS
+from harness.phases import SETUP_PEAKS
 from harness.result import GpuSample, Rank, Result, is_unplaced
 from harness.system import cards
 
-PHASES = tuple(phase for phase in PEAK_PHASES if phase != "warmup")
-"""Phases whose peak has a column. Warm-up steps after the first are like the timed ones."""
 NOISE_LIMIT = 0.2
 """(p90 - p10) / median of the step times, from which a row is noisy."""
 REPEAT_LIMIT = 0.1
@@ -80,37 +78,19 @@ def quantile(values: Iterable[float], q: float) -> float:
     return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
 
 
-def noise(seconds: Sequence[float]) -> float | None:
-    """Return (p90 - p10) / median of the step seconds; None below two steps."""
-    spread = quantile(seconds, 0.9) - quantile(seconds, 0.1) if len(seconds) > 1 else None
-    return None if spread is None else spread / quantile(seconds, 0.5)
-
-
-def repeat_spread(runs: Sequence[Sequence[float]]) -> float | None:
-    """Return (slowest - fastest) / fastest of the repetitions' median steps; None below two."""
+def is_noisy(steps: Sequence[float], runs: Sequence[Sequence[float]]) -> bool:
+    """Return True if (p90 - p10) / median of all steps exceeds ``NOISE_LIMIT``, or the medians of
+    the repetitions are over ``REPEAT_LIMIT`` apart.
+    """
+    spread = quantile(steps, 0.9) - quantile(steps, 0.1)
     medians = [quantile(run, 0.5) for run in runs if run]
-    return (max(medians) - min(medians)) / min(medians) if len(medians) > 1 else None
-
-
-def is_noisy(step_noise: float | None, spread: float | None) -> bool:
-    """Return True if (p90 - p10) / median exceeds 0.2, or repetitions differ by over 10 %."""
-    return (step_noise or 0) > NOISE_LIMIT or (spread or 0) > REPEAT_LIMIT
-
-
-def samples_per_second(global_batch: int, median_seconds: float) -> float:
-    """Return samples per second of the whole job: global batch over the median step."""
-    return global_batch / median_seconds
-
-
-def flops_per_second(flops_per_step: float, median_seconds: float) -> float | None:
-    """Return FLOP/s of the whole job, from the closed form of the model's FLOPs per step."""
-    return flops_per_step / median_seconds if flops_per_step > 0 else None
+    apart = (max(medians) - min(medians)) / min(medians)
+    return spread / quantile(steps, 0.5) > NOISE_LIMIT or apart > REPEAT_LIMIT
 
 
 def types(evidence: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """Return the types of compute, parameters, master and moments, read by a precision strategy."""
-    facts_of = (facts for facts in evidence.values() if isinstance(facts, dict))
-    return next((facts for facts in facts_of if facts.get("compute_dtype")), {})
+    return next((facts for facts in _facts(evidence) if facts.get("compute_dtype")), {})
 
 
 def gathered_as(evidence: dict[str, dict[str, Any]]) -> str:
@@ -118,8 +98,11 @@ def gathered_as(evidence: dict[str, dict[str, Any]]) -> str:
 
     Empty if no engine reported one.
     """
-    facts_of = (facts for facts in evidence.values() if isinstance(facts, dict))
-    return next((facts["gathered_as"] for facts in facts_of if "gathered_as" in facts), "")
+    return next((facts["gathered_as"] for facts in _facts(evidence) if "gathered_as" in facts), "")
+
+
+def _facts(evidence: dict[str, Any]) -> list[dict[str, Any]]:
+    return [facts for facts in evidence.values() if isinstance(facts, dict)]
 
 
 def precision(evidence: dict[str, dict[str, Any]]) -> str | None:

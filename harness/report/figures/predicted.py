@@ -7,40 +7,15 @@ machine facts that a failed run could not record, and the calibration beside the
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from harness.report.figures import units
 from harness.result import Result, Status
 
-LEAST_HOSTED = 2**20
-"""Bytes of host memory from which its prediction is judged."""
 OUT_OF_MEMORY = (Status.GPU_OOM, Status.HOST_OOM)
 Machines = Mapping[str, Mapping[str, Any]]
 """Device -> environment facts of a set's results."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class PredictedCategory:
-    """A category at the peak of a step, in bytes.
-
-    Its error is a fraction, infinite if the run had nothing of the category.
-    """
-
-    name: str
-    predicted: int
-    measured: int
-
-    @property
-    def title(self) -> str:
-        """The category's name in a sentence."""
-        return units.in_sentence(self.name)
-
-    @property
-    def error(self) -> float:
-        return self.predicted / self.measured - 1 if self.measured else math.inf
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,8 +23,7 @@ class PredictedAndMeasured:
     """One row's prediction and measurement, in bytes; errors are fractions.
 
     ``step_*``: live tensors on the device at the peak of a later step, against the run's own
-    trace of the predicted rank; ``categories`` has the same by category. ``hosted_*``: the same
-    of tensors in host memory.
+    trace of the predicted rank. ``hosted_*``: the same of tensors in host memory.
 
     ``run_*``: the whole run with set-up, against the meter's highest. On a GPU that is the
     caching allocator's count, which includes libraries' workspaces; on a CPU, the resident mark
@@ -61,7 +35,6 @@ class PredictedAndMeasured:
     reason: str | None
     step_predicted: int | None
     step_measured: int | None
-    categories: tuple[PredictedCategory, ...]
     hosted_predicted: int | None
     hosted_measured: int | None
     run_predicted: int | None
@@ -74,19 +47,8 @@ class PredictedAndMeasured:
         return relative_error(self.step_predicted, self.step_measured)
 
     @property
-    def hosted_error(self) -> float | None:
-        """The relative error; None below ``LEAST_HOSTED``, which a few pinned samples reach."""
-        if max(self.hosted_predicted or 0, self.hosted_measured or 0) < LEAST_HOSTED:
-            return None
-        return relative_error(self.hosted_predicted, self.hosted_measured)
-
-    @property
     def run_error(self) -> float | None:
         return relative_error(self.run_predicted, self.run_measured)
-
-    @property
-    def reserved_error(self) -> float | None:
-        return relative_error(self.reserved_predicted, self.reserved_measured)
 
 
 def relative_error(predicted: float | None, measured: float | None) -> float | None:

@@ -251,27 +251,16 @@ def word(meter: str) -> str:
 def _labelled_points(
     rows: Sequence[Row], points: list[Point], frame: Box, taken: list[Box]
 ) -> list[str]:
-    """Draw marks with names where they fit, and ranks elsewhere."""
+    """Draw marks, those of the front first, with names where they fit and ranks elsewhere."""
     order = sorted(range(len(rows)), key=lambda i: (not rows[i].versus.front, i))
     at = [points[i] for i in order]
-    names = [rows[i].label for i in order]
-    spots = place_labels(at, names, frame, taken)
-    placed = [
-        (s[0], s[1] - 11, s[0] + width_of(n), s[1] + 3)
-        for s, n in zip(spots, names, strict=True)
-        if s
-    ]
-    ranks = [str(rows[i].versus.place) for i in order]
-    bare = [k for k, spot in enumerate(spots) if spot is None]
-    dots = [(x - 4, y - 4, x + 4, y + 4) for x, y in at]  # slightly smaller than the marks
-    taken = [*taken, *placed, *dots]
-    numbers = place_labels([at[k] for k in bare], [ranks[k] for k in bare], frame, taken)
-    for k, spot in zip(bare, numbers, strict=True):
-        names[k], spots[k] = ranks[k], spot
-    return [
-        _point(at[k], rows[i], names[k], spots[k] or (at[k][0] + 8, at[k][1] + 4))
-        for k, i in enumerate(order)
-    ]
+    spots = place_labels(at, [rows[i].label for i in order], frame, taken)
+    parts = []
+    for i, spot in zip(order, spots, strict=True):
+        (x, y), rank = points[i], str(rows[i].versus.place)
+        near = (x - width_of(rank) / 2, y - 7)
+        parts.append(_point(points[i], rows[i], rows[i].label if spot else rank, spot or near))
+    return parts
 
 
 def _steps_of_front(front: list[Point]) -> list[str]:

@@ -36,7 +36,7 @@ COLUMNS = (
 def report_dict(report: Report) -> dict[str, Any]:
     """Return every derived value, with the raw samples behind it, in JSON's types."""
     return {
-        "schema": "headroom-report-2",
+        "schema": "headroom-report-3",
         "suite": _finite(dataclasses.asdict(report.suite)),
         "summary": sentences.summary(report),
         "groups": [_group(group) for group in report.groups],
@@ -66,7 +66,7 @@ def _flat(data: dict[str, Any]) -> Iterator[dict[str, Any]]:
     parts = ("spec", "numbers", "versus_reference", "drawn", "predicted")
     for index, group in enumerate(data["groups"], 1):
         for row in group["rows"]:
-            line = {"group": index, "status": "ok", "device": group["device"]}
+            line = {"group": index, "status": "ok"}
             for part in parts:
                 line |= row.get(part, {})
             yield line | {"device": group["device"], "command": row["command"]}
@@ -91,63 +91,52 @@ def _group(group: Group) -> dict[str, Any]:
         ],
         "fastest_that_fits": [
             {
-                "limit_bytes": f.limit_bytes,
-                "upto_bytes": f.upto_bytes,
-                "row": f.row.label if f.row else None,
-                "alike": [row.label for row in f.alike],
+                "limit_bytes": fit.limit_bytes,
+                "row": fit.row.label,
+                "alike": [row.label for row in fit.alike],
             }
-            for f in fastest_that_fits(group)
+            for fit in fastest_that_fits(group)
         ],
     }
     return {**_finite(facts), "rows": [_finite(_row(group, row)) for row in group.rows]}
 
 
 def _row(group: Group, row: Row) -> dict[str, Any]:
-    reference = group.reference.first
     facts = {
         "label": row.label,
         "notes": row.notes,
         "spec": dataclasses.asdict(row.spec),
         "numbers": dataclasses.asdict(row.numbers),
         "versus_reference": dataclasses.asdict(row.versus),
-        "step_seconds": [derive.step_seconds(result) for result in row.results],
+        "step_seconds": row.runs,
         "losses": [result.losses for result in row.results],
         "grad_norms": [result.grad_norms for result in row.results],
-        "loss_distances": derive.step_distances(row.first.losses, reference.losses),
+        "loss_distances": derive.step_distances(row.first.losses, group.reference.first.losses),
         "evidence": row.first.evidence,
         "environment": row.first.environment,
         "command": row.first.command,
     }
     if drawn := row.drawn:
-        facts["drawn"] = {
-            "samples_distance": drawn.away,
-            "samples_equal_up_to": drawn.limit,
-        }
-    return facts | ({"predicted": _predicted(row)} if row.predicted else {})
-
-
-def _predicted(row: Row) -> dict[str, Any]:
-    """Return the predictions and their errors."""
-    memory, times, fit = row.predicted, row.calibrated, row.predicted_fit
-    facts: dict[str, Any] = {"predicted_by": memory.method}
+        facts["drawn"] = {"samples_distance": drawn.away, "samples_equal_up_to": drawn.limit}
+    memory, times = row.predicted, row.calibrated
+    if memory is None:
+        return facts
+    told: dict[str, Any] = {"predicted_by": memory.method, **_fit(row)}
     for name in ("step", "hosted", "run", "reserved"):
-        facts[f"predicted_{name}_bytes"] = getattr(memory, f"{name}_predicted")
-        facts[f"measured_{name}_bytes"] = getattr(memory, f"{name}_measured")
-        facts[f"predicted_{name}_error_fraction"] = getattr(memory, f"{name}_error")
+        told[f"predicted_{name}_bytes"] = getattr(memory, f"{name}_predicted")
+        told[f"measured_{name}_bytes"] = getattr(memory, f"{name}_measured")
     if times:
-        facts |= {
-            "calibrated_step_seconds": times.predicted_seconds,
-            "calibrated_step_seconds_low": times.low_seconds,
-            "calibrated_step_seconds_high": times.high_seconds,
-            "calibrated_step_error_fraction": times.error,
-        }
-    return facts | _fit(fit)
+        told["calibrated_step_seconds"] = times.predicted_seconds
+        told["calibrated_step_seconds_low"] = times.low_seconds
+        told["calibrated_step_seconds_high"] = times.high_seconds
+    return facts | {"predicted": told}
 
 
-def _fit(fit: Any) -> dict[str, Any]:
-    if fit is None:
-        return {}
-    return {"predicted_least_bytes": fit.need_bytes, "available_bytes": fit.have_bytes}
+def _fit(thing: Row | Unfinished) -> dict[str, Any]:
+    fit = thing.predicted_fit
+    return (
+        {"predicted_least_bytes": fit.need_bytes, "available_bytes": fit.have_bytes} if fit else {}
+    )
 
 
 def _unfinished(unfinished: Unfinished) -> dict[str, Any]:
@@ -164,7 +153,7 @@ def _unfinished(unfinished: Unfinished) -> dict[str, Any]:
         "way_out": result.way_out,
         "command": result.command,
         "spec": dataclasses.asdict(spec),
-        **_fit(unfinished.predicted_fit),
+        **_fit(unfinished),
     }
 
 

@@ -5,21 +5,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
-import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.report.data import lookup
-from harness.report.data.answers import MANY, answers, headline, in_full
+from harness.report.data.answers import answers, headline
 from harness.report.data.grid import Grid
 from harness.report.data.rows import Group, Report, Row, label
 from harness.report.figures import parity, units
 from harness.report.rendering import charts, sentences, tables
-from harness.report.rendering.explanations import RECORDED_NOTE
+from harness.report.rendering.sentences import GROUPS, MANY
 from strategies.evidence.rules import worded
 from strategies.files import printable
 
@@ -51,13 +51,13 @@ def _templates() -> Environment:
 
     made = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
-        autoescape=lambda name: bool(name) and name.endswith((".html.j2", ".css", ".js")),
+        autoescape=lambda name: bool(name) and name.endswith((".html.j2", ".css")),
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
     made.filters |= {"plain": plain, "code": code, "md": table_lines, "fenced": fenced}
-    made.filters |= {"breakable": _breakable, "heat": _heat, "share": _share}
+    made.filters |= {"breakable": breakable}
     made.globals |= {"TEXT": units.TEXT, "NONE": units.NONE, "NAMES": NAMES, "LONG": LONG}
     made.globals |= {"WRONG": parity.WRONG}
     return made
@@ -68,30 +68,32 @@ def _templates() -> Environment:
 
 def content(report: Report, *, drawn: bool = False) -> dict[str, Any]:
     """Return everything that a page shows; ``drawn`` adds the charts of each group."""
-    groups = in_full(report.groups)
-    listed = report.unfinished[:MANY]
+    groups, unfinished = report.groups[:GROUPS], report.unfinished[:MANY]
+    measured = [row for group in groups for row in group.rows[:MANY]]
+    commands = [(row.label, row.first.command) for row in measured]
+    commands += [(f"{u.label} ({u.status.value})", u.result.command) for u in unfinished]
+    machines = (
+        tuple((name, lookup.listed(values)) for name, values in facts.items())
+        for facts in (lookup.environment(group.rows) for group in groups)
+    )
     return {
         "title": f"Headroom: {report.suite.name or 'report'}",
         "started": report.suite.started.replace("T", " ").replace("+00:00", " UTC"),
         "summary": sentences.summary(report),
-        "fits": sentences.predicted_fits(report),
-        "groups": [_group(*pair, drawn) for pair in groups],
-        "others": sentences.others(report, len(groups)),
+        "groups": [_group(group, drawn) for group in groups],
+        "left_out": sentences.left_out(report),
         "recorded": [(label(r.spec), r.recordings) for r in report.recorded[:MANY]],
-        "recorded_note": RECORDED_NOTE,
-        "unfinished": tables.unfinished_grid(listed),
-        "unfinished_left": sentences.left_out(len(listed), len(report.unfinished)),
-        "logs": [(u.label, printable(u.result.log_tail)) for u in listed if u.result.log_tail],
-        "audits": [(u.label, _audit(u.result.audit)) for u in listed if u.result.audit],
+        "unfinished": tables.unfinished_grid(unfinished),
+        "logs": [(u.label, printable(u.result.log_tail)) for u in unfinished if u.result.log_tail],
+        "audits": [(u.label, _audit(u.result.audit)) for u in unfinished if u.result.audit],
         "skipped": sentences.first_of(report.skipped, "skipped files"),
-        "environments": list(dict.fromkeys(filter(None, (_machine(g) for g, _ in groups)))),
-        "commands": list(_commands(report)),
+        "environments": list(dict.fromkeys(filter(None, machines))),
+        "commands": [(name, command) for name, command in commands if command],
     }
 
 
-def _group(group: Group, shown: Group, drawn: bool) -> dict[str, Any]:
-    instead = f", in place of {group.asked}" if group.asked else ""
-    told = (sentences.prediction_errors(group), sentences.calibration(group))
+def _group(group: Group, drawn: bool) -> dict[str, Any]:
+    shown = dataclasses.replace(group, rows=group.rows[:MANY])
     return {
         "device": group.device,
         "headline": headline(group),
@@ -101,13 +103,12 @@ def _group(group: Group, shown: Group, drawn: bool) -> dict[str, Any]:
         "gpu": group.meter == "cuda",
         "errors": sentences.errors(group),
         "answers": [(a.question, a.row.label if a.row else "", a.text) for a in answers(group)],
-        "told": [text for text in told if text],
+        "predictions": sentences.prediction_errors(group),
         "fits": tables.fits(group),
         "reference": group.reference.label,
-        "instead": instead,
+        "instead": f", in place of {group.asked}" if group.asked else "",
         "floor": lookup.noise_floor(group),
         "ranking": tables.ranking(group),
-        "detailed": sentences.detailed(group, shown),
         "notes": sentences.notes(group),
         "tables": tables.group_grids(shown),
         "charts": charts.of_group(shown) if drawn else {},
@@ -137,49 +138,14 @@ def _words(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, default=str)
 
 
-def _machine(group: Group) -> tuple[tuple[str, str], ...]:
-    facts = lookup.environment(group.rows)
-    return tuple((name, lookup.listed(values)) for name, values in facts.items())
+# ---- filters ----
 
 
-def _commands(report: Report) -> Iterator[tuple[str, str]]:
-    """Yield the name and the command of each shown row."""
-    for row in (row for _, group in in_full(report.groups) for row in group.rows):
-        if row.first.command:
-            yield row.label, row.first.command
-    for ended in report.unfinished[:MANY]:
-        if ended.result.command:
-            yield f"{ended.label} ({ended.status.value})", ended.result.command
-
-
-# ---- filters of the HTML ----
-
-
-def _breakable(text: str) -> Any:
-    """Return a recipe that may break after a part or its name."""
+def breakable(text: str) -> Any:
+    """Return a recipe as HTML that may break after a part or its name."""
     from markupsafe import Markup, escape
 
     return Markup(str(escape(text)).replace("+", "+<wbr>").replace(":", ":<wbr>"))
-
-
-def _heat(grid: Grid) -> float:
-    """Return the largest number of a table of bytes."""
-    found = [_number(text) for line in grid.lines for text in line[1:]]
-    return max((value for value in found if math.isfinite(value)), default=0.0)
-
-
-def _share(text: str, top: float) -> str:
-    return f"{100 * _number(text) / top:.0f}%" if top else "0%"
-
-
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        return 0.0
-
-
-# ---- filters of the Markdown ----
 
 
 def plain(text: str) -> str:
@@ -200,19 +166,15 @@ def fenced(lines: Sequence[str]) -> str:
 
 
 def table_lines(grid: Grid) -> str:
-    """Return a table; numbers are right-aligned."""
+    """Return a table as Markdown; numbers are right-aligned."""
     rules = ["---" if kind in units.TEXT else "--:" for kind in grid.kinds]
     lines = [f"| {' | '.join(grid.heads)} |", f"|{'|'.join(rules)}|"]
-    for cells, marks in zip(grid.lines, grid.marks, strict=True):
-        pairs = zip(cells, grid.heads, strict=True)
-        texts = (_cell(text, head, "alarm" in marks) for text, head in pairs)
+    for cells, marks in grid.rows:
+        texts = []
+        for text, head in zip(cells, grid.heads, strict=True):
+            text = " ".join(text.split()).replace("|", "\\|")
+            wrong = "alarm" in marks and any(word in text for word in parity.WRONG)
+            shown = code(text) if head == "Recipe" else plain(text)
+            texts.append(f"**{shown}**" if wrong else shown)
         lines.append(f"| {' | '.join(texts)} |")
     return "\n".join(lines)
-
-
-def _cell(text: str, head: str, alarm: bool) -> str:
-    text = " ".join(text.split()).replace("|", "\\|")
-    if head == "Recipe":
-        return code(text)
-    text = plain(text)
-    return f"**{text}**" if alarm and any(word in text for word in parity.WRONG) else text

@@ -6,15 +6,15 @@ import statistics
 from collections.abc import Sequence
 
 from harness.report.data import lookup
-from harness.report.data.answers import MANY
 from harness.report.data.rows import Group, Report, Row, label
 from harness.report.figures import derive
-from harness.report.figures.predicted import OUT_OF_MEMORY
 from harness.result import Status, is_unplaced
 from harness.spec import Spec
 
 FEW = 12
 """Most names in a sentence that every format begins with."""
+MANY, GROUPS = 100, 12
+"""Most rows of a group in detail, or lines of a list; and most groups. report.json has all."""
 
 
 def summary(report: Report) -> str:
@@ -32,7 +32,7 @@ def summary(report: Report) -> str:
     if measured:
         text = f"{', '.join([f'{measured} measured', *counts])}."
         told = list(dict.fromkeys(filter(None, map(stand_in, report.groups))))
-        return " ".join([text, *first_of(told, "groups with another reference")])
+        return " ".join([text, *told[:FEW]])
     start = "Nothing to rank" if recorded else "No run finished"
     return f"{start}: {', '.join(counts)}."
 
@@ -46,57 +46,26 @@ def some(names: Sequence[str], between: str = ", ", most: int = MANY) -> str:
 
 def first_of(lines: Sequence[str], what: str) -> list[str]:
     """Return all lines; above ``MANY``, the first ones and the number of further ``what``."""
-    if len(lines) <= MANY:
-        return list(lines)
-    return [*lines[:MANY], f"{len(lines) - MANY} more {what}, which are not listed here."]
+    more = [f"{len(lines) - MANY} more {what}: report.json lists them."]
+    return [*lines[:MANY], *(more if len(lines) > MANY else [])]
 
 
-def left_out(shown: int, rows: int) -> str:
-    """Return a sentence on unfinished rows that a page does not list; empty if it lists all."""
-    if shown == rows:
-        return ""
-    return f"The first {shown} of {rows} are listed; report.json has every row."
-
-
-def others(report: Report, first: int) -> str:
-    """Return a sentence on the groups from index ``first``, which are not shown in full.
-
-    Empty if there are none.
-    """
-    rows = [row for group in report.groups[first:] for row in group.rows]
-    if not rows:
-        return ""
-    text = (
-        f"{first} of {len(report.groups)} groups are shown in full. The other groups have "
-        f"{len(rows)} rows, which are in report.csv and report.json."
-    )
-    wrong = [f"{row.label} ({row.versus.parity})" for row in others_wrong(report, first)]
-    return " ".join([text, *_named(wrong, "Rows with a wrong computation:", ".")])
-
-
-def others_wrong(report: Report, first: int) -> list[Row]:
-    """Return the rows of the groups from index ``first`` with a wrong computation."""
-    return [row for group in report.groups[first:] for row in group.rows if row.versus.wrong]
-
-
-def recorded(report: Report) -> str:
-    """Return a sentence on the recorded runs; empty without one."""
-    names = some([label(result.spec) for result in report.recorded])
-    return f"Recorded, not ranked: {names}." if names else ""
+def left_out(report: Report) -> str:
+    """Return a sentence on what a page does not show; empty if it shows all."""
+    rest = report.groups[GROUPS:]
+    wrong = [row.label for group in rest for row in group.rows if row.versus.wrong]
+    cuts = [
+        f"{len(rest)} of {len(report.groups)} groups" * bool(rest),
+        "charts, detailed tables and commands of all but the fastest "
+        f"{MANY} rows of a group" * any(len(g.rows) > MANY for g in report.groups),
+        f"{len(report.unfinished) - MANY} unfinished rows" * (len(report.unfinished) > MANY),
+    ]
+    shown = "; ".join(filter(None, cuts))
+    told = [f"Not on this page: {shown}. report.json has every row."] if shown else []
+    return " ".join([*told, *_named(wrong, "Rows with a wrong computation there:", ".")])
 
 
 # ---- group ----
-
-
-def detailed(group: Group, shown: Group) -> str:
-    """Return a sentence on the rows in charts and tables below the ranking; empty if all are."""
-    if len(shown.rows) == len(group.rows):
-        return ""
-    return (
-        f"Charts, commands and detailed tables show {len(shown.rows)} of {len(group.rows)} rows: "
-        "the reference, the Pareto front, the fastest row for each size of memory, and the "
-        "fastest of the others. report.csv and report.json have every row."
-    )
 
 
 def setting(group: Group) -> str:
@@ -136,131 +105,27 @@ def model_in_words(spec: Spec) -> str:
 
 def stamp(group: Group) -> str:
     """Return the meter of these numbers, and what they are not comparable with."""
-    return " ".join(filter(None, (_meter(group), _nodes(group))))
-
-
-def _meter(group: Group) -> str:
     counts = sorted({row.spec.processes for row in group.rows})
     noun = "process" if counts == [1] else "processes"
     where = f"{group.device}, {' or '.join(map(str, counts))} {noun}"
     if group.meter == "cuda":
-        return (
+        text = (
             f"Measured on {where}. Memory is ranked by the free memory that a device must "
             "have: the caching allocator's reserve, the CUDA context and the "
             "communication library."
         )
-    return (
-        f"Measured on CPU processes ({where}), without a GPU. Do NOT compare these numbers with a "
-        f"GPU's. Rows are ranked by Peak: the live tensors of a traced step "
-        "on the device. Tensors that the engine offloads to host memory are in On host."
-    )
-
-
-def _nodes(group: Group) -> str:
-    """Return the number of nodes of a group's rows; empty if all ran on one node."""
-    results = [r for row in group.rows for r in row.results if r.spec.nodes > 1]
-    if not results:
-        return ""
-    counts = " or ".join(str(n) for n in sorted({r.spec.nodes for r in results}))
+    else:
+        text = (
+            f"Measured on CPU processes ({where}), without a GPU. Do NOT compare these numbers "
+            "with a GPU's. Rows are ranked by Peak: the live tensors of a traced step "
+            "on the device. Tensors that the engine offloads to host memory are in On host."
+        )
+    nodes = sorted({r.spec.nodes for row in group.rows for r in row.results if r.spec.nodes > 1})
+    if not nodes:
+        return text
     single = any(row.spec.nodes == 1 for row in group.rows)
     some_on_one = " (rows of one process on one)" if single else ""
-    return f"On {counts} nodes{some_on_one}. Host memory is node 0's."
-
-
-def errors(group: Group) -> list[str]:
-    """Return what a reader of this group must not miss, one sentence each."""
-    return [stand_in(group)] * bool(group.asked) + wrong_rows(group)
-
-
-def wrong_rows(group: Group) -> list[str]:
-    """Return a sentence on the rows with a wrong computation, if there are any."""
-    wrong = [
-        f"{row.label} ({': '.join(filter(None, (row.versus.parity, row.versus.differs_in)))})"
-        for row in group.rows
-        if row.versus.wrong
-    ]
-    after = ". They are in no answer and not on the front."
-    return _named(wrong, "Rows with a wrong computation:", after, "; ")
-
-
-def _named(names: Sequence[str], before: str, after: str, between: str = ", ") -> list[str]:
-    """Return a sentence on these rows; none without a row."""
-    return [f"{before} {some(names, between)}{after}"] if names else []
-
-
-def notes(group: Group) -> list[str]:
-    """Return the other warnings for a reader of this group, one sentence each."""
-    rows, numbers = group.rows, [(row.label, row.numbers) for row in group.rows]
-    texts = []
-    if group.reference.versus.differs_in:
-        texts.append(
-            f"{group.reference.label} computed something else when it was measured again "
-            f"({group.reference.versus.differs_in}), so the distances of other rows to it "
-            "are less certain."
-        )
-    noisy = [name for name, n in numbers if n.noisy]
-    texts += _named(noisy, "Noisy step times:", ". More --steps, or a quieter machine.")
-    texts += _named(
-        [f"{name} {n.disturbed_steps} of {n.timed_steps}" for name, n in numbers
-         if n.disturbed_steps],
-        "Disturbed steps, during which other work held the cores:",
-        ". Their times are too long: measure again on a quieter machine.",
-    )  # fmt: skip
-    paused = [(row, sum(map(derive.paused_steps, row.results))) for row in rows]
-    texts += _named(
-        [f"{row.label} {count} of {row.numbers.timed_steps}" for row, count in paused if count],
-        "Network paused? Steps far above the median:",
-        ". Check the link between the nodes, and measure again.",
-    )
-    beside = [row.label for row in rows if any(r.launch and r.launch.others for r in row.results)]
-    texts += _named(
-        beside,
-        "Another Headroom ran on the machine during",
-        ", so their times are too long. Measure again with one at a time.",
-    )
-    texts += _hindered(group)
-    if len({row.spec.processes for row in rows}) > 1:
-        texts.append("Rows differ in their number of processes; samples/s is of the whole job.")
-    for name, values in lookup.differing_environment(rows).items():
-        texts.append(f"Rows differ in their environment: {name} is {lookup.listed(values)}.")
-    unplaced = [
-        f"Placement of {name}'s tensors: {n.placed_by}. All count as on the device."
-        for name, n in numbers
-        if is_unplaced(n.placed_by)
-    ]
-    texts += first_of(unplaced, "rows with unknown placement")
-    texts += _missing_flops(group)
-    return [*texts, *first_of(_meter_notes(group), "notes of the meter")]
-
-
-def _hindered(group: Group) -> list[str]:
-    found = {
-        row.label: dict.fromkeys(
-            w for r in row.results for w in (*derive.hindered(r.gpu_samples), *derive.spilled(r))
-        )
-        for row in group.rows
-    }
-    lines = [f"{name}: {', '.join(words)}." for name, words in found.items() if words]
-    return first_of(lines, "such rows")
-
-
-def _missing_flops(group: Group) -> list[str]:
-    """Return the rows without FLOP/s, and why a GPU's rows have no MFU."""
-    uncounted = [row.label for row in group.rows if row.numbers.flops_per_second is None]
-    counted = [r.numbers for r in group.rows if r.numbers.flops_per_second is not None]
-    reasons = dict.fromkeys(n.mfu_missing for n in counted if n.mfu_missing)
-    texts = [f"No MFU: {reason}." for reason in reasons if group.meter == "cuda"]
-    return texts + _named(uncounted, "No FLOP/s:", f". {derive.NO_FLOPS}.")
-
-
-def _meter_notes(group: Group) -> list[str]:
-    """Return the meter's notes; those that differ only in their file, "X.yaml: ...", are one."""
-    files: dict[str, list[str]] = {}
-    for note in dict.fromkeys(n for row in group.rows for r in row.results for n in r.meter_notes):
-        name, colon, rest = note.partition(": ")
-        named = colon and name.endswith((".yaml", ".json"))
-        files.setdefault(rest if named else note, []).extend([name] if named else [])
-    return [f"{', '.join(names)}: {t}." if names else f"{t}." for t, names in files.items()]
+    return f"{text} On {' or '.join(map(str, nodes))} nodes{some_on_one}. Host memory is node 0's."
 
 
 def stand_in(group: Group) -> str:
@@ -274,84 +139,116 @@ def stand_in(group: Group) -> str:
     )
 
 
-# ---- prediction errors ----
+def errors(group: Group) -> list[str]:
+    """Return what a reader of this group must not miss, one sentence each."""
+    wrong = [
+        f"{row.label} ({': '.join(filter(None, (row.versus.parity, row.versus.differs_in)))})"
+        for row in group.rows
+        if row.versus.wrong
+    ]
+    after = ". They are in no answer and not on the front."
+    told = _named(wrong, "Rows with a wrong computation:", after, "; ")
+    return [*filter(None, [stand_in(group)]), *told]
 
 
-def calibration(group: Group) -> str:
-    """Return the calibration of the predicted times, and their errors; empty without one."""
-    rows = [row.calibrated for row in group.rows if row.calibrated]
-    if not rows:
-        return ""
-    errors = _spread("Times", [row.error for row in rows])
-    return f"{rows[0].words}{f' {errors}.' if errors else ''}"
+def _named(names: Sequence[str], before: str, after: str, between: str = ", ") -> list[str]:
+    """Return a sentence on these rows; none without a row."""
+    return [f"{before} {some(names, between)}{after}"] if names else []
+
+
+def notes(group: Group) -> list[str]:
+    """Return the other warnings for a reader of this group, one sentence each."""
+    rows, texts = group.rows, []
+    if group.reference.versus.differs_in:
+        texts.append(
+            f"{group.reference.label} computed something else when it was measured again "
+            f"({group.reference.versus.differs_in}), so the distances of other rows to it "
+            "are less certain."
+        )
+    texts += [
+        *_named(
+            [row.label for row in rows if row.numbers.noisy],
+            "Noisy step times:",
+            ". More --steps, or a quieter machine.",
+        ),
+        *_named(
+            _counted(rows, [row.numbers.disturbed_steps for row in rows]),
+            "Disturbed steps, during which other work held the cores:",
+            ". Their times are too long: measure again on a quieter machine.",
+        ),
+        *_named(
+            _counted(rows, [sum(map(derive.paused_steps, row.results)) for row in rows]),
+            "Network paused? Steps far above the median:",
+            ". Check the link between the nodes, and measure again.",
+        ),
+        *_named(
+            [r.label for r in rows if any(one.launch and one.launch.others for one in r.results)],
+            "Another Headroom ran on the machine during",
+            ", so their times are too long. Measure again with one at a time.",
+        ),
+    ]
+    for row in rows:
+        hindered = (derive.hindered(r.gpu_samples) + derive.spilled(r) for r in row.results)
+        words = dict.fromkeys(word for found in hindered for word in found)
+        texts += [f"{row.label}: {', '.join(words)}."] if words else []
+    if len({row.spec.processes for row in rows}) > 1:
+        texts.append("Rows differ in their number of processes; samples/s is of the whole job.")
+    for name, values in lookup.environment(rows).items():
+        if len(values) > 1 and name not in lookup.IGNORED:
+            texts.append(f"Rows differ in their environment: {name} is {lookup.listed(values)}.")
+    texts += [
+        f"Placement of {row.label}'s tensors: {row.numbers.placed_by}. All count as on the device."
+        for row in rows
+        if is_unplaced(row.numbers.placed_by)
+    ]
+    missing = dict.fromkeys(r.numbers.mfu_missing for r in rows if r.numbers.flops_per_second)
+    texts += [f"No MFU: {why}." for why in missing if why and group.meter == "cuda"]
+    uncounted = [row.label for row in rows if row.numbers.flops_per_second is None]
+    texts += _named(uncounted, "No FLOP/s:", f". {derive.NO_FLOPS}.")
+    return first_of([*texts, *_meter_notes(rows)], "notes")
+
+
+def _counted(rows: Sequence[Row], counts: Sequence[int | None]) -> list[str]:
+    """Return "label 2 of 8" for each row with such steps."""
+    pairs = zip(rows, counts, strict=True)
+    return [f"{row.label} {count} of {row.numbers.timed_steps}" for row, count in pairs if count]
+
+
+def _meter_notes(rows: Sequence[Row]) -> list[str]:
+    """Return the meter's notes; those that differ only in their file, "X.yaml: ...", are one."""
+    files: dict[str, list[str]] = {}
+    for note in dict.fromkeys(n for row in rows for r in row.results for n in r.meter_notes):
+        name, colon, rest = note.partition(": ")
+        named = colon and name.endswith((".yaml", ".json"))
+        files.setdefault(rest if named else note, []).extend([name] if named else [])
+    return [f"{', '.join(names)}: {t}." if names else f"{t}." for t, names in files.items()]
+
+
+# ---- errors of predictions ----
 
 
 def prediction_errors(group: Group) -> str:
-    """Return the errors of a group's predictions; empty without predictions."""
+    """Return the errors of a group's predictions, and the calibration's words; empty without."""
     rows = [row.predicted for row in group.rows if row.predicted]
+    times = [row.calibrated for row in group.rows if row.calibrated]
     meter = "the allocator's highest" if group.meter == "cuda" else "the resident mark"
     texts = [
         _spread(
             "tensors of a step, against the run's own trace, which is not an independent measure",
             [r.step_error for r in rows],
         ),
-        _category_errors(group),
-        _spread("tensors kept in host memory", [r.hosted_error for r in rows]),
         _spread(f"whole run, against {meter}, an independent measure", [r.run_error for r in rows]),
-        _spread("reserved", [r.reserved_error for r in rows]),
+        _spread("times", [time.error for time in times]),
     ]
-    none = [row.label for row in group.rows if row.predicted and row.predicted.method == "none"]
-    texts += [f"not predicted: {some(none)}"] if none else []
-    known = "; ".join(text for text in texts if text)
-    return f"Predicted without running: {known}." if known else ""
+    known = "; ".join(filter(None, texts))
+    told = [f"Predicted without running: {known}."] if known else []
+    return " ".join([*told, *(time.words for time in times[:1])])
 
 
-def _category_errors(group: Group) -> str:
-    """Return the errors of all categories of all rows, and the place of the largest."""
-    pairs = [
-        (category, row)
-        for row in group.rows
-        if row.predicted
-        for category in row.predicted.categories
-    ]
-    worst, row = max(pairs, key=lambda pair: abs(pair[0].error), default=(None, None))
-    if worst is None:
-        return ""
-    where = f"{worst.title} of {row.label}; {len(pairs)} values"
-    name = "its categories above 5 % of the peak"
-    return _spread(name, [category.error for category, _ in pairs], where)
-
-
-def _spread(name: str, errors: Sequence[float | None], where: str = "") -> str:
+def _spread(name: str, errors: Sequence[float | None]) -> str:
     """Return the median and the largest of the absolute errors."""
-    known = [abs(error) for error in errors if error is not None]
+    known = [100 * abs(error) for error in errors if error is not None]
     if not known:
         return ""
-    middle, worst = 100 * statistics.median(known), 100 * max(known)
-    counted = where or f"{len(known)} rows"
-    return f"{name}: median error {middle:.2f} %, largest {worst:.2f} % ({counted})"
-
-
-def predicted_fits(report: Report) -> str:
-    """Return the counts of rows predicted not to fit; empty if no such row was predicted.
-
-    They are of the rows that ran out of memory, and of those that finished.
-    """
-    out = [unfinished for unfinished in report.unfinished if unfinished.status in OUT_OF_MEMORY]
-    known = [unfinished for unfinished in out if unfinished.predicted_fit]
-    finished = [row for group in report.groups for row in group.rows if row.predicted_fit]
-    feared = [row.label for row in finished if not row.predicted_fit.fits]
-    if not known and not feared:
-        return ""
-    missed = [unfinished.label for unfinished in known if unfinished.predicted_fit.fits]
-    unknown = [unfinished.label for unfinished in out if not unfinished.predicted_fit]
-    notes = [f"predicted to fit: {some(missed)}"] if missed else []
-    notes += [f"not predicted: {some(unknown)}"] if unknown else []
-    foreseen = f"{len(known) - len(missed)} of {len(out)} rows that ran out of memory"
-    wrong = f"{len(feared)} of {len(finished)} rows that finished"
-    names = [some(feared, "; ")] if feared else []
-    return f"Predicted not to fit: {foreseen}{_noted(notes)}, {wrong}{_noted(names)}."
-
-
-def _noted(notes: Sequence[str]) -> str:
-    return f" ({'; '.join(notes)})" if notes else ""
+    middle, worst = statistics.median(known), max(known)
+    return f"{name}: median error {middle:.2f} %, largest {worst:.2f} % ({len(known)} rows)"

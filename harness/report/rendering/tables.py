@@ -1,8 +1,9 @@
-"""The tables of a page: their columns, titles, rows and marks. Other numbers are in the CSV."""
+"""The tables of a page: their columns, titles, rows, marks and notes. Other numbers are in the
+CSV.
+"""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,12 +13,10 @@ from harness.report.data.grid import Column, Grid, tabulate
 from harness.report.data.rows import Group, Row, Unfinished
 from harness.report.figures import derive, parity, units
 from harness.report.figures.units import ALL_CATEGORIES, CATEGORIES, title
-from harness.report.rendering.explanations import NOTES
 from harness.result import is_unplaced
 
 Cell = Callable[[Row], Any]
 """Returns the value of a row in one column."""
-NOTHING = "nothing measured"
 SECOND = 1.02
 """Ratio of the second step's peak to the first's from which a note warns about one-step peaks."""
 
@@ -36,18 +35,15 @@ def _predicted(name: str) -> Cell:
     return lambda row: getattr(row.predicted, name)
 
 
+def _calibrated(name: str) -> Cell:
+    return lambda row: getattr(row.calibrated, name, None)
+
+
+def _fits(thing: Any) -> str | None:
+    return thing.predicted_fit and ("no", "yes")[thing.predicted_fit.fits]
+
+
 # ---- cells of the ranking ----
-
-
-def _speed_ratio(row: Row) -> Any:
-    """Return the ratio of speeds, "same", or the interval that the noise leaves open."""
-    if row.versus.speed_same:
-        return lookup.SAME
-    found = row.versus.speed_ratio
-    if row.versus.speed_differs is not False:
-        return versus("speed_ratio")(row)
-    width = 1 + row.versus.speed_margin_fraction
-    return f"{found / width:.2f}-{found * width:.2f}"
 
 
 def _rank(row: Row) -> Any:
@@ -72,67 +68,41 @@ def _disturbed(row: Row) -> str | None:
 
 def flags(row: Row) -> str:
     """Return the notes that a reader needs before a row's numbers."""
-    words = ["front"] if row.versus.front else []
-    words += ["noisy"] if row.numbers.noisy else []
-    words += [f"{_disturbed(row)} steps disturbed"] if row.numbers.disturbed_steps else []
-    words += ["network paused?"] if any(map(derive.paused_steps, row.results)) else []
-    words += [row.versus.parity] if row.versus.wrong else []
-    words += [kind] if (kind := parity.computation(row.first)) else []
-    return ", ".join([*words, *_of_the_peak(row), *row.notes])
+    found, first = row.numbers, row.first
+    holds = {
+        "front": row.versus.front,
+        "noisy": found.noisy,
+        f"{_disturbed(row)} steps disturbed": found.disturbed_steps,
+        "network paused?": any(map(derive.paused_steps, row.results)),
+        row.versus.parity: row.versus.wrong,
+        parity.computation(first): parity.computation(first),
+    }
+    words = [word for word, it_does in holds.items() if it_does]
+    if first.meter == "cuda":
+        begun, steady = (found.phase_bytes.get(phase) for phase in ("first_step", "steady"))
+        # The first step starts without optimizer state.
+        if begun and steady and not row.drawn and steady >= SECOND * begun:
+            words.append(f"second step +{100 * (steady / begun - 1):.0f} % memory")
+    elif found.peak_bytes is None:
+        words.append(f"not traced: resident {units.gib(found.resident_peak_bytes)}")
+    elif is_unplaced(found.placed_by):
+        words.append("places unknown")
+    return ", ".join([*words, *row.notes])
 
 
-def _of_the_peak(row: Row) -> list[str]:
-    """Return why a row has no peak, or one that includes host memory.
-
-    On a GPU, return the second step's increase over the first, which starts without optimizer
-    state.
-    """
-    found = row.numbers
-    if row.first.meter == "cuda":
-        first, steady = found.first_step_metered_bytes, found.steady_metered_bytes
-        if row.drawn or not first or not steady or steady < SECOND * first:
-            return []
-        return [f"second step +{100 * (steady / first - 1):.0f} % memory"]
-    if found.peak_bytes is None:
-        return [f"not traced: resident {units.gib(found.resident_peak_bytes)}"]
-    return ["places unknown"] if is_unplaced(found.placed_by) else []
-
-
-def _processes_and_flags(usual: int) -> Cell:
-    """Return ``flags`` with the number of processes of rows that have another than ``usual``."""
-
-    def noted(row: Row) -> str:
-        count = row.spec.processes
-        own = [] if count == usual else [f"{count} process{'es' * (count > 1)}"]
-        return ", ".join([*own, *filter(None, [flags(row)])])
-
-    return noted
+# ---- tables ----
 
 
 RECIPE = Column("Recipe", lambda r: r.label)
-NOTED = Column("Notes", flags, "flag")
-RANKING = (
-    Column("#", _rank, "count"),
-    RECIPE,
-    Column("Samples/s", number("samples_per_second"), "rate"),
-    Column("x ref", _speed_ratio, "ratio"),
-    Column("Peak GiB", number("peak_bytes"), "gib"),
-    Column("Needs GiB", lambda r: r.numbers.need_bytes if r.first.meter == "cuda" else None, "gib"),
-    Column("vs ref %", versus("need_change_fraction"), "change"),
-    Column("Loss vs ref", _verdict),
-    NOTED,
-)
-"""At most eight columns are shown: without a GPU there is no need beside the peak, on a GPU the
-need takes the peak's place."""
 EFFECTS = (
     Column("Adding", lambda e: e.words),
     Column("to", lambda e: e.base.label),
     Column("Samples/s x", lambda e: lookup.ratio(e.row, e.base), "ratio"),
     Column("Memory %", lambda e: e.need_change_fraction, "change"),
 )
-PHASES = (
-    RECIPE,
-    *(Column(f"{title(p)} GiB", number(f"{p}_metered_bytes"), "gib") for p in derive.PHASES),
+EFFECTS_NOTE = (
+    "Two rows that differ in one part only, and its effect on speed and on the memory that rows "
+    "are ranked by. An interval: the noise does not tell the two speeds apart."
 )
 
 
@@ -148,9 +118,12 @@ SPLIT = (
     *(Column(f"{title(name)} GiB", number(f"{name}_bytes"), "gib") for name in CATEGORIES),
     Column("Other models GiB", lambda row: row.numbers.other_models_bytes or None, "gib"),
     Column("On host GiB", number("hosted_bytes"), "gib"),
-    Column("Reserved GiB", number("reserved_peak_bytes"), "gib"),
-    Column("Host, all GiB", number("host_total_bytes"), "gib"),
     Column("NVMe GiB", lambda r: r.numbers.nvme_bytes or None, "gib"),
+)
+SPLIT_NOTE = (
+    "Alive at the traced peak of one step on the fullest rank. EMA: the average, and everything "
+    "else that a strategy keeps beside the model (masks, gradients not sent yet). Workspace: "
+    "temporaries, buckets, kernel scratch. Without a GPU the traced peak is the Peak."
 )
 
 
@@ -165,17 +138,19 @@ TIME = (
     Column("p90 ms", number("step_seconds_p90"), "ms"),
     Column("Steps", number("timed_steps"), "count"),
     Column("Disturbed", _disturbed),
-    Column("Repeats", number("repeats"), "count"),
     Column("TFLOP/s a device", number("flops_per_second_device"), "tera"),
     Column("MFU %", number("mfu_fraction"), "percent"),
     Column("Set-up s", number("setup_seconds"), "seconds"),
     Column("Warm-up s", number("warmup_seconds"), "seconds"),
     Column("Compile s", _compiled("compile_seconds"), "seconds"),
     Column("Graph breaks", _compiled("graph_breaks"), "count"),
-    Column("Whole run s", number("wall_seconds"), "seconds"),
 )
-
-
+TIME_NOTE = (
+    "Each step counts as its slowest rank's. Disturbed: other work held 10 % of the cores or more, "
+    "and less than 25 % were idle; or a step 10 % longer than the row's fastest, with a smaller "
+    "share of the cores or far more forced switches. Set-up: import to prepared. Compile: time of "
+    "torch.compile within the warm-up, from an empty cache."
+)
 PARITY = (
     RECIPE,
     Column("Promised", lambda r: r.first.parity),
@@ -186,15 +161,20 @@ PARITY = (
     Column("Samples' distance", lambda r: r.drawn and r.drawn.away, "distance"),
     Column("Verdict", lambda r: r.versus.parity),
     Column("Differs in", lambda r: r.versus.differs_in or None),
-    Column("First loss", lambda r: r.first.losses[0] if r.first.losses else None, "loss"),
     Column("Last loss", lambda r: r.first.losses[-1] if r.first.losses else None, "loss"),
 )
-
-
-def _calibrated(name: str) -> Cell:
-    return lambda row: getattr(row.calibrated, name, None)
-
-
+_TIGHT, _WIDE = (
+    ", ".join(f"{getattr(limits, measure):.0e}" for measure in parity.MEASURES).replace("e-0", "e-")
+    for limits in (parity.FLOAT32, parity.WIDE)
+)
+PARITY_NOTE = (
+    "Distance: the largest step's |a - b| / |b| to the reference row. For updates it is that of "
+    "the block that is furthest away, by a few signed sums of the changes. A row that must not "
+    "change the computation DIFFERS beyond what rounding explains. Limits of a loss, a gradient "
+    f"norm, a moment, an update and an average: {_TIGHT} in float32 on CPUs in the first "
+    f"{parity.EARLY_STEPS} steps; on GPUs {parity.SLACK:g} times the distance between repetitions "
+    f"of the reference; otherwise {_WIDE}."
+)
 PREDICTED = (
     RECIPE,
     Column("By", _predicted("method")),
@@ -204,91 +184,108 @@ PREDICTED = (
     Column("Run, predicted GiB", _predicted("run_predicted"), "gib"),
     Column("Run, measured GiB", _predicted("run_measured"), "gib"),
     Column("Run error %", _predicted("run_error"), "error"),
+    Column("Predicted to fit", _fits),
     Column("Step, predicted ms", _calibrated("predicted_seconds"), "ms"),
     Column("Step, measured ms", _calibrated("measured_seconds"), "ms"),
     Column("Time error %", _calibrated("error"), "error"),
     Column("Why no trace", _predicted("reason")),
 )
-
-
-def _ended_in(unfinished: Unfinished) -> str | None:
-    """Return where a run ended: the phase, and the step within it."""
-    phase, step = unfinished.result.phase, unfinished.result.step
-    return phase if phase is None or step is None else f"{phase}, step {step}"
-
-
+PREDICTED_NOTE = (
+    "Predicted by tracing the same set-up and step without memory, on this machine, in a separate "
+    "process. Step: live tensors at the peak of one later step, against the run's own trace (rank "
+    "0), which is not an independent measure. Run: the whole run with set-up, against an "
+    "independent measure: the allocator's highest phase on a GPU, else Resident."
+)
 UNFINISHED = (
     Column("Recipe", lambda u: u.label),
     Column("Status", lambda u: u.status.value),
-    Column("In", _ended_in),
+    Column("In", lambda u: ", step ".join(
+        str(part) for part in (u.result.phase, u.result.step) if part is not None
+    ) or None),
     Column("So far GiB", lambda u: u.so_far_bytes, "gib"),
     Column("Predicted need GiB", lambda u: u.predicted_fit and u.predicted_fit.need_bytes, "gib"),
-    Column("Predicted to fit", lambda u: u.predicted_fit and ("no", "yes")[u.predicted_fit.fits]),
+    Column("Predicted to fit", _fits),
     Column("Why", lambda u: u.reason),
     Column("Way out", lambda u: u.result.way_out),
+)  # fmt: skip
+RANKING_NOTE = (
+    "#: rank by speed; a range if the noise leaves several to the row. Samples/s: global batch "
+    "over the median step, of the whole job. x ref: samples/s relative to the reference, an "
+    "interval if the noise does not tell them apart; 'same' if all of it lies within the noise "
+    "floor. Peak: live tensors on the fullest device at the fullest instant of a step. Needs "
+    "(GPU): free memory that the device must have for the whole run. vs ref %: change of Needs, "
+    "without a GPU of Peak. Loss vs ref: 'equal' within rounding; 'by design' if the recipe "
+    "changes the computation. Front: no other row is both faster and smaller. Noisy: (p90 - p10) / "
+    "median above 20 %, or medians of repetitions more than 10 % apart."
 )
 
 
-# ---- tables ----
-
-
 def ranking(group: Group) -> Grid:
-    """Return the rows of a group, fastest first, with their differences from the reference."""
-    gone = "Peak GiB" if group.meter == "cuda" else "Needs GiB"
-    columns = [column for column in RANKING if column.head != gone]
-    if len({row.spec.processes for row in group.rows}) > 1:
-        noted = _processes_and_flags(group.reference.spec.processes)
-        columns[-1] = dataclasses.replace(NOTED, take=noted)
-    if group.draws:
-        at = next(i for i, column in enumerate(columns) if column.head == "Loss vs ref")
-        columns[at] = Column("Samples vs ref", _verdict)
-    return _table("ranking", "Ranking", columns, group.rows)
+    """Return the rows of a group, fastest first, with their differences from the reference.
+
+    At most eight columns: without a GPU there is no need beside the peak, on a GPU the need takes
+    the peak's place.
+    """
+    reference, several = group.reference, len({row.spec.processes for row in group.rows}) > 1
+
+    def noted(row: Row) -> str:
+        count = row.spec.processes
+        own = f"{count} process{'es' * (count > 1)}"
+        other = several and count != reference.spec.processes
+        return ", ".join(filter(None, (own * other, flags(row))))
+
+    def ratio(row: Row) -> Any:
+        return None if row.versus.is_reference else lookup.ratio(row, reference)
+
+    columns = (
+        Column("#", _rank, "count"),
+        RECIPE,
+        Column("Samples/s", number("samples_per_second"), "rate"),
+        Column("x ref", ratio, "ratio"),
+        Column("Needs GiB" if group.meter == "cuda" else "Peak GiB", number("need_bytes"), "gib"),
+        Column("vs ref %", versus("need_change_fraction"), "change"),
+        Column("Samples vs ref" if group.draws else "Loss vs ref", _verdict),
+        Column("Notes", noted, "flag"),
+    )
+    return _table("ranking", "Ranking", columns, group.rows, RANKING_NOTE)
 
 
 def group_grids(group: Group) -> list[Grid]:
     """Return the tables of a group below its ranking, without empty ones."""
-    rows = group.rows
-    meter = "Live tensors" if group.meter == "cuda" else "Resident mark"
-    alike = "Same samples?" if group.draws else "Same computation?"
+    rows, alike = group.rows, "Same samples?" if group.draws else "Same computation?"
+    foretold = [r for r in rows if r.predicted]
     grids = [
-        _table("effects", "Effect of each part", EFFECTS, effects.effects(group)),
-        _table("phases", f"{meter} of each phase", PHASES, rows),
-        _table("split", "Memory at the peak", SPLIT, rows),
-        _table("time", "Time", TIME, rows),
-        _table("parity", alike, PARITY, rows),
-        _table("predicted", "Predicted and measured", PREDICTED, [r for r in rows if r.predicted]),
+        tabulate(
+            "effects", "Effect of each part", EFFECTS, effects.effects(group), note=EFFECTS_NOTE
+        ),
+        _table("split", "Memory at the peak", SPLIT, rows, SPLIT_NOTE),
+        _table("time", "Time", TIME, rows, TIME_NOTE),
+        _table("parity", alike, PARITY, rows, PARITY_NOTE),
+        _table("predicted", "Predicted and measured", PREDICTED, foretold, PREDICTED_NOTE),
     ]
     return [grid for grid in grids if grid.lines and len(grid.heads) > 1]
 
 
 def unfinished_grid(unfinished: Sequence[Unfinished]) -> Grid:
     """Return the planned rows without a number to rank."""
-    return _table("unfinished", "Did not finish", UNFINISHED, unfinished)
+    return tabulate("unfinished", "Did not finish", UNFINISHED, unfinished)
 
 
 def fits(group: Group) -> Grid:
-    """Return each memory size's fastest row, with its samples/s and need."""
+    """Return the fastest row for each size of memory."""
     columns = (
-        Column("With GiB a device", lambda f: f.sizes),
-        Column("Fastest that fits", lambda f: f"{f.row.label}{f.others}" if f.row else NOTHING),
-        Column("Samples/s", lambda f: f.row and f.row.numbers.samples_per_second, "rate"),
-        Column("Needs GiB", lambda f: f.row and f.row.numbers.need_bytes, "gib"),
+        Column("From GiB a device", lambda f: f.limit_bytes, "gib"),
+        Column("Fastest that fits", lambda f: f"{f.row.label}{f.others}"),
+        Column("Samples/s", lambda f: f.row.numbers.samples_per_second, "rate"),
     )
     return tabulate("fits", "What fits", columns, fastest_that_fits(group))
 
 
-def _table(key: str, title: str, columns: Sequence[Column], rows: Sequence[Any]) -> Grid:
-    """Return ``tabulate`` with the note of this table; ranked rows are marked."""
-    marks = [_marks(row) if isinstance(row, Row) else () for row in rows]
-    return tabulate(key, title, columns, rows, marks=marks, note=NOTES.get(key, ""))
-
-
-def _marks(row: Row) -> tuple[str, ...]:
-    """Return a row's marks, as class names of the style sheet."""
-    holds = {
-        "reference": row.versus.is_reference,
-        "front": row.versus.front,
-        "noisy": row.numbers.noisy,
-        "alarm": row.versus.wrong,
-    }
-    return tuple(word for word, it_does in holds.items() if it_does)
+def _table(key: str, title: str, columns: Sequence[Column], rows: Sequence[Row], note: str) -> Grid:
+    """Return a table of ranked rows; marks are class names of the style sheet."""
+    holds = (
+        {"reference": v.is_reference, "front": v.front, "alarm": v.wrong}
+        for v in (row.versus for row in rows)
+    )
+    marks = [tuple(word for word, it_does in marked.items() if it_does) for marked in holds]
+    return tabulate(key, title, columns, rows, marks=marks, note=note)
