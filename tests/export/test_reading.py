@@ -1,11 +1,14 @@
-"""A trainer's configuration is read by the tables that an export writes with."""
+"""A trainer's configuration is read by the tables that an export writes with, and what does nothing
+or is not predicted is told."""
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -14,12 +17,16 @@ from harness import ROOT, cli
 from harness.planner.export import files, settled, trainers
 from harness.planner.export.matching import Reading
 from harness.planner.export.reading import TOGETHER, reading
+from harness.planner.plan.given import SIZES, asked_of
 from harness.resolve import Resolved, resolve
 from harness.subjects.library.subject import Library
 from strategies import parse
 from strategies.base import BadInput, Slot
 from tests.made.predictions import made_up
 from tests.made.translated import FEW, REAL, asked, models, trained_whole
+
+OWN = ROOT / "tests/cases/trainers"
+"""Files as people have them."""
 
 SPREAD = [
     *FEW, "single+fp32", "single+tf32", "single+bf16", "single+bf16_pure:autocast=on",
@@ -140,11 +147,6 @@ PUBLIC = [pytest.param(one, id=f"{n}-{i}") for n, told in REAL.items()
           for i, one in enumerate(told["published"])]  # fmt: skip
 
 
-def left(made: Reading) -> list[str]:
-    """What a reading does not predict."""
-    return [str(one) for one in made.unpredicted]
-
-
 def read(folder: Path, named: dict[str, str], **more) -> Reading:
     folder.mkdir(exist_ok=True)
     for name, text in named.items():
@@ -165,82 +167,284 @@ def test_a_public_configuration_has_its_recipe(told, tmp_path):
     for key in ("unpredicted", "differs"):
         said = "\n".join(map(str, getattr(made, key)))
         assert all(words in said for words in told.get(key, ())), said
-    assert not any("learning_rate" in said for said in left(made))
+    assert not any("learning_rate" in str(one) for one in made.unpredicted)
 
 
-def test_what_is_not_predicted_is_named_with_its_direction(tmp_path):
-    made = read(tmp_path, {"a.sh": DIFFUSERS_FULL})
-    assert "prodigy" in made.recipe and not made.unpredicted
-    assert ("--gradient_checkpointing", "off") in [one[:2] for one in made.usual]
-    full = read(tmp_path, {"a.sh": MUSUBI_FULL})
-    assert "--vae" in full.unread and "--optimizer_type" not in full.unread
-    for text in FINETRAINERS, DIFFSYNTH:
-        made = read(tmp_path, {"a.sh": text})
-        assert made.also == ["UMT5-XXL", "Wan-VAE"] and "device too" not in " ".join(left(made))
-        assert made.phases == ["encode:step"]
-    wan = read(tmp_path, {"a.sh": DIFFSYNTH})
-    assert "--use_gradient_checkpointing" not in [name for name, *_ in wan.usual]
+# ---- what a file means ----
 
-
-TARGETS = [
-    ("krea2", {}, "targets=attention,reach=model"),  # its text fusion has layers of these names
-    (
-        "flux",
-        {"flux_lora_target": "context"},
-        "targets=add_k_proj/add_q_proj/add_v_proj/to_add_out",
-    ),
-    ("flux", {"flux_lora_target": "all+ffs"}, "proj_mlp/proj_out,reach=model"),  # the last layer
-]
-
-
-@pytest.mark.parametrize(("family", "more", "ends"), TARGETS)
-def test_adapters_stand_in_the_layers_of_the_trainer_s_own_list(family, more, ends, tmp_path):
-    """SimpleTuner gives peft the endings of names (helpers/models/MODEL/model.py)."""
-    given = {"model_family": family, "model_type": "lora", "lora_rank": 8, **more}
-    made = read(tmp_path, {"config.json": json.dumps(given)})
-    adapters = parts(made.recipe)[Slot.ADAPT]
-    assert adapters.startswith("lora") and adapters.endswith(ends)
-    assert not any("linear layer of the blocks" in said for said in made.differs)
-
-
-ONETRAINER = {"model_type": "FLUX_DEV_1", "training_method": "LORA", "train_dtype": "BFLOAT_16",
-              "transformer": {"weight_dtype": "FLOAT_8"},
-              "layer_filter": "transformer_block"}  # fmt: skip
+Named = dict[str, str]
+"""Name of a file -> its text."""
+START = "accelerate launch {} --mixed_precision bf16 --network_dim 8 --gradient_checkpointing {}"
+FLUX = ("flux_train_network.py --pretrained_model_name_or_path flux1-dev.safetensors "
+        "--network_module networks.lora_flux --resolution 512")  # fmt: skip
+CACHED = "--cache_latents --cache_text_encoder_outputs --network_train_unet_only"
+SANA = ("accelerate launch train_dreambooth_lora_sana.py --dataset_name d --caption_column c "
+        "--cache_latents --rank 8 --resolution 1024")  # fmt: skip
+PIPE = """
+micro_batch_size_per_gpu = 1
+activation_checkpointing = true
+{more}
+[model]
+type = '{type}'
+dtype = 'bfloat16'
+transformer_dtype = 'float8_e4m3fn'
+[adapter]
+type = 'lora'
+rank = 32
+dtype = 'bfloat16'
+[optimizer]
+type = 'adamw'
+"""
 OFFLOADED = {"gradient_checkpointing": "CPU_OFFLOADED", "layer_offload_fraction": 0.5}
-OLDER = {
-    "recomputed in host memory": (OFFLOADED, {"swap": "block_swap:blocks=28",
-                                              "recompute": "checkpoint",
-                                              "offload": "offload_activations:what=checkpoints"}),
-    "recomputed on the device": ({**OFFLOADED, "enable_activation_offloading": False},
-                                 {"swap": "block_swap:blocks=28", "recompute": "checkpoint",
-                                  "offload": None}),
-    "kept": ({"gradient_checkpointing": "OFF"}, {"recompute": None}),
-    "kept, before version 5": ({"gradient_checkpointing": False}, {"recompute": None}),
-    "of the type of all parts": ({"transformer": {"weight_dtype": "NONE"},
-                                  "weight_dtype": "NFLOAT_4"},
-                                 {"adapt": "qlora:rank=16,dtype=fp32"}),
+
+
+def sh(text: str) -> Named:
+    return {"a.sh": text}
+
+
+def kohya(more: str = "", script: str = FLUX) -> Named:
+    return sh(START.format(script, more))
+
+
+def musubi(more: str) -> Named:
+    given = "--dit q.safetensors --network_module networks.lora_qwen_image"
+    return kohya(more, f"qwen_image_train_network.py {given}")
+
+
+def wan(script: str) -> Named:
+    """musubi-tuner's guide for another model."""
+    return sh(MUSUBI.replace("wan_train_network.py --task t2v-1.3B", script))
+
+
+def onetrainer(**more: Any) -> Named:
+    usual = {"model_type": "FLUX_DEV_1", "training_method": "LORA", "train_dtype": "BFLOAT_16",
+             "transformer": {"weight_dtype": "FLOAT_8"},
+             "layer_filter": "transformer_block"}  # fmt: skip
+    return {"config.json": json.dumps({**usual, **more})}
+
+
+def simpletuner(model: str, **more: Any) -> Named:
+    usual = {"model_family": model, "model_type": "lora", "lora_type": "standard", "lora_rank": 8}
+    return {"config.json": json.dumps({**usual, **more})}
+
+
+def toolkit(part: str, **more: Any) -> Named:
+    """ai-toolkit's example with other settings in a part."""
+    job = yaml.safe_load(AI_TOOLKIT)
+    job["config"]["process"][0][part] |= more
+    return {"a.yaml": yaml.safe_dump(job)}
+
+
+def pipe(kind: str, dataset: str, more: str = "") -> Named:
+    return {"a.toml": PIPE.format(type=kind, more=more), "dataset.toml": dataset}
+
+
+def own(name: str, *changes: tuple[str, str]) -> Named:
+    text = (OWN / name).read_text()
+    for before, after in changes:
+        assert before in text
+        text = text.replace(before, after)
+    return {Path(name).name: text}
+
+
+MESH = "--dp_degree 4 --dp_shards 2"
+MEANS: dict[str, tuple[Named, dict[str, Any]]] = {
+    # -- what stays beside, and what is a default
+    "prodigy": (sh(DIFFUSERS_FULL), {"has": ["prodigy"], "left": [],
+                                     "usual": ["--gradient_checkpointing"]}),
+    "an unread option": (sh(MUSUBI_FULL), {"unread": ["--vae"]}),
+    "encoders of finetrainers": (sh(FINETRAINERS), {
+        "also": ["UMT5-XXL", "Wan-VAE"], "phases": ["encode:step"], "never": ["device too"]}),
+    "encoders of diffsynth": (sh(DIFFSYNTH), {
+        "also": ["UMT5-XXL", "Wan-VAE"], "phases": ["encode:step"], "never": ["device too"]}),
+    "all weights and an encoder": (
+        sh("accelerate launch flux_train.py --mixed_precision bf16 --full_bf16 "
+           "--pretrained_model_name_or_path flux1-dev.safetensors --optimizer_type adafactor "
+           "--resolution 512"),
+        {"also": ["T5-XXL", "CLIP-L", "FLUX-VAE"], "never": ["adapters of text encoders"]}),
+    # -- SimpleTuner gives peft the endings of names (helpers/models/MODEL/model.py)
+    "layers of krea2": (simpletuner("krea2"), {"has": ["targets=attention,reach=model"]}),
+    "layers of a context": (simpletuner("flux", flux_lora_target="context"), {
+        "has": ["targets=add_k_proj/add_q_proj/add_v_proj/to_add_out"]}),
+    "layers of all": (simpletuner("flux", flux_lora_target="all+ffs"), {
+        "has": ["proj_mlp/proj_out,reach=model"]}),
+    "layers by name": (simpletuner("flux", peft_lora_target_modules=["to_q"]), {
+        "left": ["peft_lora_target_modules ['to_q']"]}),
+    "layers that contain a word": (
+        toolkit("network", network_kwargs={"only_if_contains": [".img_attn."]}),
+        {"says": ["only_if_contains", "the trainer needs less"]}),
+    # -- OneTrainer's migrations 4, 9 and 10 (TrainConfig.py): most public files are older than 11
+    "recomputed in host memory": (onetrainer(**OFFLOADED), {"has": [
+        "+block_swap:blocks=28+", "+checkpoint", "+offload_activations:what=checkpoints"]}),
+    "recomputed on the device": (
+        onetrainer(**OFFLOADED, enable_activation_offloading=False),
+        {"has": ["+block_swap:blocks=28+", "+checkpoint"], "lacks": ["offload_activations"]}),
+    "kept": (onetrainer(gradient_checkpointing="OFF"), {"lacks": ["checkpoint"]}),
+    "kept, before version 5": (onetrainer(gradient_checkpointing=False), {"lacks": ["checkpoint"]}),
+    "the type of all parts": (
+        onetrainer(transformer={"weight_dtype": "NONE"}, weight_dtype="NFLOAT_4"),
+        {"has": ["+qlora:rank=16,dtype=fp32"], "means": ["training_method LORA"]}),
+    "a saving without a recipe": (
+        onetrainer(**OFFLOADED, training_method="FINE_TUNE", optimizer={"optimizer": "ADAFACTOR"},
+                   transformer={"weight_dtype": "BFLOAT_16"}),
+        {"says": ["layer_offload_fraction", "the trainer needs less", "block_swap"]}),
+    "a method without a row": (
+        onetrainer(training_method="FINE_TUNE_VAE", transformer={"weight_dtype": "BFLOAT_16"}),
+        {"says": ["training_method FINE_TUNE_VAE"]}),
+    # -- samples
+    "a video's usual frames": (onetrainer(model_type="HUNYUAN_VIDEO"), {
+        "frames": 25, "resolution": "512x512"}),
+    "the largest of several": ({"a.yaml": AI_TOOLKIT}, {
+        "assumed": "512x512, 768x768, 1024x1024"}),
+    "an image has no frames": (
+        pipe("flux", "resolutions = [512]\nframe_buckets = [1, 33]\n[[directory]]\n"
+             "resolutions = [1024]"), {"resolution": "1024x1024"}),
+    "a variable without a value": (sh(DIFFUSERS.replace("size=1", "size=$BATCH")), {
+        "micro_batch": 4, "assumed": "$BATCH"}),
+    # -- which model
+    "flux2 by its base": (
+        onetrainer(model_type="FLUX_2", base_model_name="black-forest-labs/FLUX.2-dev"),
+        {"model": "flux2-dev"}),
+    "klein by a version": (wan("flux_2_train_network.py --model_version klein-base-9b"), {
+        "model": "flux2-klein-9b"}),
+    "edit 2511 by a version": (wan("qwen_image_train_network.py --model_version edit-2511"), {
+        "model": "qwen-image-edit-2511"}),
+    "edit of ai-toolkit": (
+        toolkit("model", arch="qwen_image_edit_plus", name_or_path="Qwen/Qwen-Image-Edit-2509",
+                is_flux=False), {"model": "qwen-image-edit"}),
+    # -- engines and precision
+    "groups of shards": (
+        sh(re.sub(r"--dp_degree \d+ --dp_shards \d+", MESH, FINETRAINERS)),
+        {"has": ["hsdp:replicate=4"], "processes": 8}),
+    "fp16 of ai-toolkit": (toolkit("train", dtype="fp16"), {"has": ["bf16_pure"]}),
+    "compiled blocks": (
+        pipe("wan", "resolutions = [512]", "compile = true\nblocks_to_swap = 20"),
+        {"has": ["+block_swap:blocks=20", "+cast:to=fp8,layers=all"], "says": ["compile"],
+         "given": "wan2.1-14b"}),
+    "a base of four bits": (own("nf4/c.toml") | own("nf4/d.toml"), {"has": ["+qlora:rank=16"]}),
+    # -- SimpleTuner's should_checkpoint_block: blocks 0, 2, 4, ... of Qwen-Image at 2
+    "every second block": (
+        simpletuner("qwen_image", gradient_checkpointing=True, gradient_checkpointing_interval=2),
+        {"has": ["+checkpoint:share=0.5,spread=on"]}),
+    "every block": (
+        simpletuner("qwen_image", gradient_checkpointing=True, gradient_checkpointing_interval=1),
+        {"has": ["+checkpoint"], "lacks": ["share"]}),
+    "chunks": (simpletuner("flux", model_type="full", gradient_checkpointing_interval=2), {
+        "has": ["+checkpoint"], "lacks": ["every"], "errs": {"interval": [""]}}),
+    "chunks that are off": (
+        simpletuner("auraflow", model_type="full", gradient_checkpointing_interval=2,
+                    gradient_checkpointing=False),
+        {"lacks": ["checkpoint"], "errs": {"interval": ["none"]}}),
+    "every fifth block": (
+        simpletuner("auraflow", model_type="full", gradient_checkpointing=True,
+                    gradient_checkpointing_interval=5),
+        {"has": ["+checkpoint"], "errs": {"interval": ["more"]}}),
+    "adapter options that do nothing": (own("rank-without-type.json"), {
+        "lacks": ["lora"], "errs": {"lora_rank": ["none"]},
+        "says": ["model_type full is the default"], "intended": "+lora:rank=16"}),
+    # -- shells
+    "a command in a variable": (own("eval.sh"), {
+        "has": ["ddp+", "+lora:rank=64"], "processes": 2, "resolution": "512x768", "frames": 49}),
+    "a launch file that is lost": (
+        own("eval.sh", ("--num_processes 2", "--config_file lost.yaml")),
+        {"left": ["--config_file lost.yaml"]}),
+    "torchrun on two nodes": (
+        own("eval.sh", ("accelerate launch --num_processes 2",
+                        "torchrun --nnodes 2 --nproc_per_node 4")), {"processes": 8}),
+    "words of a variable that is set": (
+        sh("BLOCKS=18\n" + START.format(FLUX, "${BLOCKS:+--blocks_to_swap $BLOCKS} " + CACHED)),
+        {"has": ["+block_swap:blocks=27+", "+checkpoint"]}),
+    "words of a variable that is not": (kohya("${BLOCKS:+--blocks_to_swap $BLOCKS} " + CACHED), {
+        "lacks": ["block_swap"], "has": ["+checkpoint"]}),
+    "a batch file": (
+        {"a.bat": 'set "N=18"\n' + START.format(f".\\sd\\{FLUX}", f"--blocks_to_sw %N% {CACHED}")},
+        {"has": ["+block_swap:blocks=27+"]}),
+    "an older name of an option": (kohya(f"--split_mode {CACHED}"), {
+        "has": ["+block_swap:blocks=27+"]}),
+    "a stage that caches": (own("two-stages.sh"), {"resolution": "1024x1024"}),
+    "a directory without a size": (own("general-size/c.toml") | own("general-size/d.toml"), {
+        "frames": 49, "given": "wan2.2-5b"}),
+    # -- settings that move adapters, tokens or one expert
+    "one expert": (
+        kohya("--dit a.safetensors --blocks_to_swap 20",
+              "wan_train_network.py --task t2v-A14B --network_module networks.lora_wan"),
+        {"has": ["+block_swap:blocks=20"], "never": ["--blocks_to_swap"]}),
+    "two experts": (
+        kohya("--dit a.safetensors --dit_high_noise b.safetensors --blocks_to_swap 20",
+              "wan_train_network.py --task t2v-A14B --network_module networks.lora_wan"),
+        {"lacks": ["block_swap"], "says": ["--blocks_to_swap"]}),
+    "layers of an image": (musubi("--model_version layered"), {
+        "left": ["--model_version layered"], "errs": {"layered": ["more"]}}),
+    "convolutions": (musubi("--network_args conv_dim=4"), {
+        "left": ["--network_args conv_dim=4"], "errs": {"conv": [""]}}),
+    "clip trains beside t5": (kohya("--cache_latents_to_disk --cache_text_encoder_outputs"), {
+        "says": ["adapters of text encoders train too"], "never": ["VAE is on the device"]}),
+    "encoders in 8 bits": (
+        own("layer-offloading.yaml", ("cache_text_embeddings: true, ", ""),
+            ("quantize: false", "quantize_te: true, quantize_dtype: int8")),
+        {"also": ["Qwen3-4B:int8"], "phases": [],
+         "says": ["quantize_dtype int8: without effect: ai-tool"]}),
+}  # fmt: skip
+"""What a file says -> what is read of it: fields that are equal, words that the recipe ``has`` or
+``lacks``, settings that are ``left`` out of a prediction, directions in which those of a word
+``err``, words that it ``says`` or ``never`` says; ``given``: the model named beside the file."""
+
+
+@pytest.mark.parametrize("case", MEANS)
+def test_a_file_means_what_its_trainer_makes_of_it(case, tmp_path):
+    named, wanted = MEANS[case]
+    made = read(tmp_path, named, **({"model": wanted["given"]} if "given" in wanted else {}))
+    said = "\n".join(map(str, made.unpredicted))
+    for key, value in wanted.items():
+        match key:
+            case "has" | "lacks":
+                off = [word for word in value if (word in made.recipe) != (key == "has")]
+                assert not off, made.recipe
+            case "says" | "never":
+                assert [word for word in value if (word in said) != (key == "says")] == [], said
+            case "left":
+                assert [one.what for one in made.unpredicted] == value
+            case "errs":
+                for word, directions in value.items():
+                    found = [one.errs for one in made.unpredicted if word in one.what]
+                    assert found == directions, said
+            case "usual":
+                assert set(value) <= {name for name, *_ in made.usual}
+            case "means":
+                assert set(value) <= {name for name, _ in made.means}
+            case "unread":
+                assert set(value) <= {*made.unread}
+            case "assumed":
+                assert any(value in one for one in made.assumed), made.assumed
+            case "intended":
+                assert value in made.intended.recipe
+            case _:
+                assert key == "given" or getattr(made, key) == value, key
+
+
+def test_a_path_is_found_from_the_folder_above_the_configurations():
+    made = reading(files.read([OWN / "simpletuner/config/config.json"]))
+    assert made.resolution == "512x512" and not made.assumed
+
+
+STAY = {
+    "prompts": (sh(SANA), ["Gemma-2-2B"], ["encode:step+encoders"]),
+    "both": (kohya("--network_train_unet_only"), ["T5-XXL", "CLIP-L", "FLUX-VAE"], ["encode:step"]),
+    "vae": (kohya("--network_train_unet_only --cache_text_encoder_outputs_to_disk"), ["FLUX-VAE"],
+            ["encode:step+vae"]),
+    "none": (kohya(CACHED), [], []),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", OLDER)
-def test_a_file_of_an_older_onetrainer_means_what_its_migration_makes_of_it(case, tmp_path):
-    """modules/util/config/TrainConfig.py, migrations 4, 9 and 10; most files in public are older
-    than version 11."""
-    more, wanted = OLDER[case]
-    made = read(tmp_path, {"config.json": json.dumps({**ONETRAINER, **more})})
-    found = parts(made.recipe)
-    assert {slot: found.get(Slot[slot.upper()]) for slot in wanted} == wanted
-    assert ("training_method LORA", "adapters") in made.means
-    assert not {*more} & {*made.unread}
-
-
-def test_a_saving_that_the_recipe_cannot_have_is_named_with_its_direction(tmp_path):
-    whole = {**ONETRAINER, **OFFLOADED, "training_method": "FINE_TUNE"}
-    whole |= {"optimizer": {"optimizer": "ADAFACTOR"},
-              "transformer": {"weight_dtype": "BFLOAT_16"}}  # fmt: skip
-    made = read(tmp_path, {"config.json": json.dumps(whole)})
-    (said,) = [one for one in left(made) if "layer_offload_fraction" in one]
-    assert "the trainer needs less" in said and "block_swap" in said
+@pytest.mark.parametrize("name", STAY)
+def test_models_that_stay_are_counted(name, tmp_path):
+    named, stay, phases = STAY[name]
+    made = read(tmp_path, named)
+    assert made.also == stay and not any("device too" in one.why for one in made.unpredicted)
+    for own, counted in ([], (stay, phases)), (["2GiB"], (["2GiB"], [])):
+        given = {"also": own, "phases": [], "cached": False, "average": 0.0, **SIZES}
+        asked = asked_of(argparse.Namespace(**given), made)
+        assert (asked.also, asked.phases) == counted
 
 
 STREAMED = "block_swap:blocks=14+checkpoint+adafactor:write=stochastic"
@@ -257,120 +461,7 @@ def test_all_weights_that_step_in_backward_go_to_a_trainer_and_back(name, model,
     resolved = resolve(dataclasses.replace(spec, recipe=recipe, grad_clip=0.0, ema=0.0))
     assert trainers.translated(name, resolved, "a.yaml").lacks == []
     back = reading(files.read(exported(tmp_path / "a", name, resolved)), model)
-    assert (back.recipe, left(back)) == (recipe, [])
-
-
-PIPE = """
-micro_batch_size_per_gpu = 1
-activation_checkpointing = true
-{more}
-[model]
-type = '{type}'
-dtype = 'bfloat16'
-transformer_dtype = 'float8_e4m3fn'
-[adapter]
-type = 'lora'
-rank = 32
-dtype = 'bfloat16'
-[optimizer]
-type = 'adamw'
-"""
-
-
-def test_compiled_blocks_are_left_out_before_what_they_exclude(tmp_path):
-    """A plan compares no compiled blocks, and the swapped ones decide the memory."""
-    given = PIPE.format(type="wan", more="compile = true\nblocks_to_swap = 20")
-    made = read(tmp_path, {"a.toml": given, "dataset.toml": "resolutions = [512]"},
-                model="wan2.1-14b")  # fmt: skip
-    assert parts(made.recipe)[Slot.SWAP] == "block_swap:blocks=20"
-    assert parts(made.recipe)[Slot.CAST] == "cast:to=fp8,layers=all"
-    assert sum(said.startswith("compile") for said in left(made)) == 1
-
-
-def test_frames_are_the_trainer_s_own_where_a_video_s_file_names_none(tmp_path):
-    given = {**ONETRAINER, "model_type": "HUNYUAN_VIDEO"}
-    made = read(tmp_path, {"config.json": json.dumps(given)})
-    assert (made.frames, made.resolution) == (25, "512x512")
-    several = {**ONETRAINER, "resolution": "512,768"}
-    made = read(tmp_path, {"config.json": json.dumps(several)})
-    assert any("sizes 512x512, 768x768:" in said for said in made.assumed), made.assumed
-    given = "resolutions = [512]\nframe_buckets = [1, 33]\n[[directory]]\nresolutions = [1024]"
-    files = {"a.toml": PIPE.format(type="flux", more=""), "dataset.toml": given}
-    assert read(tmp_path, files).resolution == "1024x1024", "an image has no frames"
-
-
-def test_a_class_of_several_models_is_told_by_the_weights(tmp_path):
-    given = {**ONETRAINER, "model_type": "FLUX_2"}
-    base = {"base_model_name": "black-forest-labs/FLUX.2-dev"}
-    assert read(tmp_path, {"config.json": json.dumps(given | base)}).model == "flux2-dev"
-    base = {"base_model_name": "black-forest-labs/FLUX.2-klein-base-9B"}
-    assert read(tmp_path, {"config.json": json.dumps(given | base)}).model == "flux2-klein-9b"
-    for version in ("klein-9b", "klein-base-9b"):
-        script = f"flux_2_train_network.py --model_version {version}"
-        text = MUSUBI.replace("wan_train_network.py --task t2v-1.3B", script)
-        assert read(tmp_path, {"train.sh": text}).model == "flux2-klein-9b"
-    base = {"base_model_name": "somebody/FLUX.2-pruned"}
-    with pytest.raises(BadInput, match="pruned is not known; which of flux2-dev"):
-        read(tmp_path, {"config.json": json.dumps(given | base)})
-
-
-def test_a_model_that_edits_images_is_not_the_one_that_draws_them(tmp_path):
-    for version, model in (("edit", ""), ("edit-2509", ""), ("edit-2511", "-2511")):
-        script = f"qwen_image_train_network.py --model_version {version}"
-        text = MUSUBI.replace("wan_train_network.py --task t2v-1.3B", script)
-        made = read(tmp_path, {"train.sh": text})
-        assert made.model == f"qwen-image-edit{model}"
-    path = {"--dit path/to/wan2.1_xxx_bf16.safetensors": "--dit x/qwen_image_edit_2511.safetensors"}
-    for one, other in path.items():
-        assert read(tmp_path, {"train.sh": text.replace(one, other)}).model == made.model
-    job = yaml.safe_load(AI_TOOLKIT)
-    job["config"]["process"][0]["model"] = {
-        "arch": "qwen_image_edit_plus", "name_or_path": "Qwen/Qwen-Image-Edit-2509"
-    }  # fmt: skip
-    assert read(tmp_path, {"a.yaml": yaml.safe_dump(job)}).model == "qwen-image-edit"
-
-
-def test_groups_of_shards_are_hsdp(tmp_path):
-    mesh = "--dp_degree 4 --dp_shards 2"
-    text = re.sub(r"--dp_degree \d+ --dp_shards \d+", mesh, FINETRAINERS)
-    assert mesh in text
-    made = read(tmp_path, {"train.sh": text})
-    assert (made.recipe.partition("+")[0], made.processes) == ("hsdp:replicate=4", 8)
-
-
-@pytest.mark.parametrize("dtype", ["fp16", "bfloat16"])
-def test_frozen_weights_of_ai_toolkit_take_16_bits_however_they_are_spelt(dtype, tmp_path):
-    job = yaml.safe_load(AI_TOOLKIT)
-    job["config"]["process"][0]["train"]["dtype"] = dtype
-    made = read(tmp_path, {"a.yaml": yaml.safe_dump(job)})
-    assert parts(made.recipe)[Slot.PRECISION].startswith("bf16_pure")
-
-
-def test_all_weights_of_sd_scripts_train_no_text_encoder(tmp_path):
-    words = "--mixed_precision bf16 --full_bf16 --optimizer_type adafactor --resolution 512"
-    made = read(tmp_path, {"a.sh": f"accelerate launch flux_train.py {words}"}, model="flux-dev")
-    assert "T5-XXL" in made.also
-    assert not any("adapters of text encoders" in said for said in left(made))
-
-
-def test_named_layers_of_adapters_are_not_predicted_in_silence(tmp_path):
-    job = yaml.safe_load(AI_TOOLKIT)
-    network = job["config"]["process"][0]["network"]
-    network["network_kwargs"] = {"only_if_contains": [".img_attn."]}
-    made = read(tmp_path, {"a.yaml": yaml.safe_dump(job)})
-    (said,) = [one for one in left(made) if "only_if_contains" in one]
-    assert "the trainer needs less" in said
-    given = {"model_family": "flux", "model_type": "lora", "peft_lora_target_modules": ["to_q"]}
-    made = read(tmp_path, {"config.json": json.dumps(given)})
-    assert any(said.startswith("peft_lora_target_modules") for said in left(made))
-
-
-def test_an_unset_variable_is_named_and_the_largest_size_counts(tmp_path):
-    text = DIFFUSERS.replace("--train_batch_size=1", "--train_batch_size=$BATCH")
-    made = read(tmp_path, {"a.sh": text})
-    assert made.micro_batch == 4 and any("$BATCH" in said for said in made.assumed)
-    made = read(tmp_path, {"a.yaml": AI_TOOLKIT})
-    assert any("512x512, 768x768, 1024x1024" in said for said in made.assumed)
+    assert (back.recipe, back.unpredicted) == (recipe, [])
 
 
 TWICE = KOHYA.replace("--sdpa", "--use_8bit_adam").replace("AdamW8bit", "Lion")
@@ -384,6 +475,12 @@ WRONG = [
     ("a.yaml", AI_TOOLKIT.replace("512, 768", "big"), "resolution is ['big', 1024]"),
     ("a.sh", "echo hi", "no command trains"),
     ("a.sh", "accelerate 'launch", "line 1: a quote is not closed"),
+    ("a.sh", kohya("--cache_text_encoder")["a.sh"], "--cache_text_encoder could be"),
+    (
+        "c.json",
+        onetrainer(model_type="FLUX_2", base_model_name="x/FLUX.2-pruned")["config.json"],
+        "pruned is not known; which of flux2-dev",
+    ),
     ("a.sh", TWICE, "contradict each other"),
     ("a.sh", DIFFUSERS.replace("Qwen-Image", "Qwen-Imagine"), "did you mean qwen-image? Give"),
     ("a.sh", DIFFUSERS.replace("size=1", "size=two"), "give one whole number"),
