@@ -11,7 +11,7 @@ import pytest
 from docs.make import coverage, public_rows
 from harness import ROOT
 from harness.planner import pool, uncertainty
-from harness.planner.plan.tracing import recorded
+from harness.planner.plan.tracing import known
 from harness.resolve import resolve
 from harness.spec import Spec
 from tests.refill import asked
@@ -55,7 +55,7 @@ def test_what_a_trainer_says_of_streamed_weights_that_train_is_not_denied(blocks
     swap = f"block_swap:blocks={blocks}+checkpoint"
     recipe = f"single+bf16_pure+{swap}+adafactor:write=stochastic+optimizer_in_backward"
     plan = asked(f"--model flux-dev --gpus 1 --gpu {card} --recipes {recipe}")
-    fit = recorded(plan.resolved[0], plan.gpu)
+    fit = known(plan.resolved[0], plan.gpu, recorded=True)
     assert fit.may_fit and fit.need_bytes > 0.9 * fit.gpu.memory_bytes
 
 

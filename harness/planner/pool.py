@@ -11,27 +11,27 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from pathlib import Path
+from typing import Any
 
 import psutil
 
 from harness import KEPT, ROOT, SET_UP
-from harness.json_files import BadFile
 from harness.launch import command
 from harness.planner import eager, records
 from harness.planner.overhead import USUAL
 from harness.planner.worker import DONE, none
-from harness.prediction import Prediction, kept, load
+from harness.prediction import Prediction, kept, read
 from harness.resolve import Resolved
 from harness.system import machine
 from strategies.base import BadInput
 
 
 class Worker:
-    """The parent's side of ``harness.planner.worker``: requests go down one pipe, and the indices
-    of finished rows come back through another.
+    """The parent's side of ``harness.planner.worker``: requests go down one pipe, and finished rows
+    come back through another, each as a line of JSON.
     ``reason`` and ``fault`` say why it ended early or did not start."""
 
     def __init__(self) -> None:
@@ -61,26 +61,27 @@ class Worker:
         """True if the worker can take requests."""
         return self._process is not None
 
-    def ask(self, file: Path) -> Iterator[int]:
-        """Yield the index of each row of the request in ``file`` when its prediction is written.
+    def ask(self, request: Mapping[str, Any]) -> Iterator[tuple[int, Prediction]]:
+        """Yield (index, prediction) of each row of the request when it ends.
         The worker ends if the caller stops before the last row."""
         if self._process is None:
             return
-        heard = False
+        line = ""
         try:
             with contextlib.suppress(BrokenPipeError):  # a dead worker is reported below
-                print(file, file=self._ask)
+                print(json.dumps(request), file=self._ask)
             for line in self._heard:
-                heard = line.strip() == DONE
-                if heard:
+                if line == DONE:
                     return
-                yield int(line)
+                if line.endswith("\n"):  # else its writer died
+                    index, found = json.loads(line)
+                    yield index, read(found)
             self.reason = f"the predicting process ended with exit code {self._process.wait()}"
             self._log.seek(0)
             lines = (line.strip() for line in reversed(self._log.read().splitlines()))
             self.fault = next(filter(None, lines), "")[:200]
         finally:
-            if not heard:
+            if line != DONE:
                 self.end()
 
     def end(self) -> None:
@@ -240,31 +241,34 @@ def _each(
     rows: Sequence[Resolved],
     kinds: Sequence[str],
     jobs: int | None,
-    timeout: float,
+    limit: float,
     steps: Sequence[Prediction | None],
 ) -> Iterator[tuple[int, Prediction]]:
     """Yield (index, prediction) of each row when it ends; one worker predicts all.
     ``steps``: known predictions of rows without their phases."""
-    reasons = [f"refused: {row.refusal}" if row.refusal else untraceable(row) for row in rows]
-    for index, reason in enumerate(reasons):
-        if reason:
-            yield index, none(rows[index], reason)
-    able = [i for i, reason in enumerate(reasons) if not reason]
+    able = []
+    for index, row in enumerate(rows):
+        if reason := f"refused: {row.refusal}" if row.refusal else untraceable(row):
+            yield index, none(row, reason)
+        else:
+            able.append(index)
     if not able:
         return
-    with tempfile.TemporaryDirectory() as scratch:
-        asked = [rows[i] for i in able], Path(scratch), [kinds[i] for i in able]
-        run = Run(*asked, jobs or default_jobs(), timeout, [steps[i] for i in able])
-        told = set()
-        for index in run.ended():
-            told.add(index)
-            try:
-                made = load(run.out(index))
-            except BadFile as error:
-                made = none(rows[able[index]], f"its prediction cannot be read back: {error}")
-            yield able[index], made
-    for index in set(range(len(able))) - told:
-        yield able[index], none(rows[able[index]], run.reason, run.fault)
+    known = [steps[i] for i in able]
+    request = {
+        "specs": [dataclasses.asdict(rows[i].spec) for i in able],
+        "kinds": [kinds[i] for i in able],
+        "steps": [dataclasses.asdict(step) if step else None for step in known],
+        "jobs": jobs or default_jobs(),
+        "limit": limit,
+    }
+    left = list(able)
+    with worker() as one:
+        for place, made in one.ask(request):
+            left.remove(able[place])
+            yield able[place], made
+    for index in left:
+        yield index, none(rows[index], one.reason, one.fault)
 
 
 def traces() -> bool:
@@ -279,35 +283,3 @@ def untraceable(row: Resolved) -> str:
     if "diffusers" in row.subject.needs and not importlib.util.find_spec("diffusers"):
         return "it is not recorded, and tracing it needs diffusers; pip install diffusers"
     return ""
-
-
-@dataclasses.dataclass
-class Run:
-    """One request to a worker. ``reason`` and ``fault`` say why predictions are missing."""
-
-    rows: Sequence[Resolved]
-    scratch: Path
-    kinds: Sequence[str]
-    jobs: int
-    limit: float
-    steps: Sequence[Prediction | None] = ()
-    reason: str = ""
-    fault: str = ""
-
-    def out(self, index: int) -> Path:
-        """Return the file to which the worker writes a prediction."""
-        return self.scratch / f"{index}.json"
-
-    def ended(self) -> Iterator[int]:
-        """Yield the index of each row whose prediction is written."""
-        asked = {
-            "specs": [dataclasses.asdict(row.spec) for row in self.rows],
-            "out": [str(self.out(i)) for i in range(len(self.rows))],
-            "steps": [dataclasses.asdict(step) if step else None for step in self.steps],
-            **{name: getattr(self, name) for name in ("kinds", "jobs", "limit")},
-        }
-        file = self.scratch / "asked.json"
-        file.write_text(json.dumps(asked), encoding="utf-8")
-        with worker() as one:
-            yield from one.ask(file)
-            self.reason, self.fault = one.reason, one.fault

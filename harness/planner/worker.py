@@ -14,7 +14,6 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 from harness.planner import eager, overhead
@@ -29,7 +28,7 @@ from strategies.strategy import Strategy
 
 FOREVER = 3600.0
 """Seconds that one trace may take without a given limit."""
-DONE = "done"
+DONE = "done\n"
 """Line that a worker writes after the rows of a request."""
 
 
@@ -191,10 +190,10 @@ def _fullest(row: Resolved, each: Sequence[Prediction]) -> Prediction:
 
 
 def main(argv: list[str]) -> int:
-    """Read requests, predict, and report each written prediction, until the requests end.
-    Each line of ASKED is the path of a request file: specs, their kinds of card, known steps and
-    output files, the parallel jobs and the time limit. TOLD gets the index of each prediction when
-    it is written, and ``DONE`` after the last."""
+    """Read requests, predict, and write each prediction, until the requests end.
+    Each line of ASKED is a request: specs, their kinds of card, known steps, the parallel jobs and
+    the time limit. TOLD gets the index and the prediction of each row, and ``DONE`` after the
+    last."""
     die_with_parent()
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # nothing here may touch a GPU
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
@@ -202,7 +201,7 @@ def main(argv: list[str]) -> int:
     logging.disable(logging.WARNING)
     with os.fdopen(int(argv[0])) as requests, os.fdopen(int(argv[1]), "w", buffering=1) as tell:
         for line in requests:
-            asked = json.loads(Path(line.strip()).read_text(encoding="utf-8"))
+            asked = json.loads(line)
             rows = [resolve(Spec(**fields)) for fields in asked["specs"]]
             import torch
 
@@ -210,9 +209,8 @@ def main(argv: list[str]) -> int:
             steps = [read(step) if step else None for step in asked["steps"]]
             given = asked["kinds"], asked["jobs"], asked["limit"], steps
             for index, found in predict_each(rows, *given):
-                found.write(Path(asked["out"][index]))
-                print(index, file=tell)
-            print(DONE, file=tell)
+                print(json.dumps([index, dataclasses.asdict(found)]), file=tell)
+            print(DONE, end="", file=tell)
     return 0
 
 

@@ -19,7 +19,7 @@ from harness.planner.explore import Option, Proof, best_of, dominates, option_of
 from harness.planner.plan.candidates import asked_for
 from harness.planner.plan.command import add_arguments
 from harness.planner.plan.lattice import Point
-from harness.planner.plan.tracing import recorded
+from harness.planner.plan.tracing import known
 from harness.planner.verdict import Fit
 from harness.prediction import Prediction
 from harness.resolve import Resolved
@@ -207,9 +207,9 @@ def test_no_recorded_recipe_dominates_the_answer_of_a_plan(question, monkeypatch
     add_arguments(parser)
     model, card, gpus = question.split()
     asked = asked_for(parser.parse_args(["--model", model, "--gpu", card, "--gpus", gpus]))
-    known = {str(row.recipe): recorded(row, asked.gpu) for row in asked.resolved}
+    shipped = {str(row.recipe): known(row, asked.gpu, recorded=True) for row in asked.resolved}
     _, proofs = search(asked.resolved, asked.gpu, Asked(asked.gpu, None),
-                       lambda row: known[str(row.recipe)])  # fmt: skip
+                       lambda row: shipped[str(row.recipe)])  # fmt: skip
     assert all(proof.recorded for proof in proofs), "another recipe would be traced"
     for proof in proofs:
         every = [fit for fit in known.values()

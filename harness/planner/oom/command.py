@@ -22,8 +22,7 @@ from harness.commands.progress import Predictions
 from harness.planner import pool
 from harness.planner.edits import Ways, freeing, seek
 from harness.planner.oom import log, reading, snapshot
-from harness.planner.oom.log import Failure, Log
-from harness.planner.oom.numbers import Numbers
+from harness.planner.oom.log import Failure, Log, Numbers
 from harness.planner.oom.reading import Reading, gib
 from harness.planner.plan.advice import time_of
 from harness.planner.plan.answer import gib as plain

@@ -1,4 +1,4 @@
-"""Out-of-memory errors of a traceback or log, read line by line.
+"""Out-of-memory errors of a traceback or log, read line by line: their numbers, stacks and phases.
 The patterns of the messages are those by which a run's outcome is found
 (``harness.launch.outcome``). A log of any size takes little memory."""
 
@@ -6,14 +6,192 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict, deque
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from harness.launch import outcome
-from harness.planner.oom import numbers
-from harness.planner.oom.numbers import Numbers
-from harness.planner.oom.stack import Frame, phase_of
-from strategies.files import printable
+from strategies.files import own_table, printable
+
+TABLE: Mapping[str, Any] = own_table(Path(__file__).with_name("causes.yaml"))
+PHASES: Mapping[str, Mapping[str, Any]] = TABLE["phases"]
+STACKS = {name: re.compile("|".join(one["frames"])) for name, one in PHASES.items()}
+"""Phase -> pattern of the frames of its stacks."""
+MARKS = {name: re.compile("|".join(one["lines"])) for name, one in reversed(PHASES.items())
+         if "lines" in one}  # fmt: skip
+MARKS[""] = re.compile("After initializing (?:optimizer states|ZeRO optimizer)")
+"""Phase -> lines of trainers and of DeepSpeed that tell it, of a process that left no stack."""
+
+
+# ---- numbers of a message ----
+# The messages are those of torch 1.13 to 2.13 (c10/cuda/CUDACachingAllocator.cpp, ``malloc``), of
+# its cudaMallocAsync backend, of MPS, NCCL, numpy and the kernel.
+
+
+SIZE = r"(\d[\d.,]{0,20}) ?([kKMGTPE]?i?B|bytes)\b"
+PATTERNS = {
+    "requested": (r"[Tt]ried to allocate {}", r"Requested *: {}", r"Unable to allocate {}",
+                  r"Failed to CUDA \w*alloc(?: async)? {}", r"unable to mmap {}"),
+    # torch 2.1 spells it "capacty".
+    "capacity": (r"total capaci?ty of {}", r"{} total capacity", r"Device limit *: {}",
+                 r"max allowed: {}"),
+    "free": (r"of which {} is free", r"{} free;", r"Free \(according to CUDA\) *: {}"),
+    "process": (r"this process has {} memory in use", r"anon-rss:{}"),
+    "allocated": (r"{} is allocated by PyTorch", r"{} already allocated",
+                  r"Currently allocated *: {}", r"MPS allocated: {}"),
+    "cached": (r"{} is reserved by PyTorch but unallocated", r"{} cached\)"),
+    "reserved": (r"{} reserved in total by PyTorch",),
+    "elsewhere": (r"other allocations: {}",),
+    "limit": (r"{} allowed;",),
+}  # fmt: skip
+"""Field of ``Numbers`` -> the forms of its number. ``reserved`` and ``elsewhere`` give others: a
+Mac states no free memory."""
+OTHER = re.compile(rf"Process (\d{{1,12}}) has {SIZE} memory in use")
+DEVICE = re.compile(r"(?:GPU|[NX]PU|device) (\d+)\b", re.I)
+WRAPPED = 2**64
+"""Bytes to which a negative size wraps around in an unsigned number."""
+SLACK = 2**27
+"""Bytes by which the sizes in a message may disagree, because it rounds them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Numbers:
+    """Bytes that a message or snapshot states, or None.
+
+    - ``requested``: the allocation that failed.
+    - ``allocated``, ``cached``: PyTorch's tensors, and memory that it reserved beyond them.
+    - ``process``: of this process on the GPU, or its host memory if the kernel ended it.
+    - ``others``: of each other process, by its number.
+    - ``limit``: what the process may take, by ``set_per_process_memory_fraction``.
+    - ``below``: bytes by which the stated free memory lies below zero (an underflow).
+    """
+
+    gpu: str = ""
+    requested: int | None = None
+    capacity: int | None = None
+    free: int | None = None
+    process: int | None = None
+    allocated: int | None = None
+    cached: int | None = None
+    limit: int | None = None
+    below: int = 0
+    others: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def known(self) -> bool:
+        """True if PyTorch's own numbers are there."""
+        return self.allocated is not None and self.requested is not None
+
+    @property
+    def beside(self) -> int:
+        """Bytes of other processes."""
+        return sum(self.others.values())
+
+    @property
+    def pool(self) -> int:
+        """Bytes that PyTorch reserved."""
+        return (self.allocated or 0) + (self.cached or 0)
+
+    @property
+    def total(self) -> int:
+        """Bytes of the card; of a snapshot, what PyTorch reserved and what was free."""
+        return self.capacity or self.pool + (self.free or 0)
+
+    @property
+    def context(self) -> int:
+        """Bytes of this process outside of PyTorch's pool: the CUDA context and libraries."""
+        return max(0, (self.process or 0) - self.pool)
+
+    @property
+    def unseen(self) -> int:
+        """Bytes of the card that the message does not assign."""
+        if not self.capacity:
+            return 0
+        used = max(self.process or 0, self.pool) + self.beside + (self.free or 0)
+        return max(0, self.total - used)
+
+
+def parse_size(text: str, unit: str) -> int:
+    """Return bytes of ``1.70`` or ``1,70`` and a unit; all units are powers of 1024.
+    MPS writes GB for GiB. Source: torch 2.13, aten/src/ATen/mps/MPSAllocator.h, ``format_size``."""
+    whole, mark, part = text.rstrip(".,").replace(",", ".").rpartition(".")
+    number = float(f"{whole.replace('.', '')}{mark}{part}")
+    power = " KMGTPE".find(unit[0].upper()) if unit[0] not in "bB" else 0
+    return int(number * 1024**power)
+
+
+def numbers_of(text: str) -> Numbers:
+    """Return the numbers of a message, whose lines are joined by spaces."""
+    found: dict[str, int | None] = {}
+    for name, forms in PATTERNS.items():
+        stated = (re.search(form.format(SIZE), text, re.I) for form in forms)
+        found[name] = next((parse_size(one[1], one[2]) for one in stated if one), None)
+    reserved = found.pop("reserved")
+    if reserved is not None and found["allocated"] is not None:
+        found["cached"] = max(0, reserved - found["allocated"])
+    elsewhere = found.pop("elsewhere")
+    if elsewhere is not None and found["free"] is None and found["capacity"]:
+        found["free"] = max(0, found["capacity"] - elsewhere - (found["allocated"] or 0))
+    below = WRAPPED - (found["free"] or 0)
+    if 0 <= below < WRAPPED // 2:  # a driver of an integrated GPU reports more in use than it has
+        found |= {"free": 0, "below": below}
+    gpu = DEVICE.search(text)
+    others = {pid: parse_size(*size) for pid, *size in OTHER.findall(text)}
+    numbers = Numbers(gpu=gpu[1] if gpu else "", others=others, **found)
+    own = [(size, pid) for pid, size in others.items() if size + SLACK >= numbers.pool]
+    if not own or not numbers.known or numbers.process is not None:
+        return numbers
+    # In a container torch does not recognise its own number. This process is the one that holds
+    # the least beyond PyTorch's own memory.
+    size, pid = min(own)
+    others = {name: held for name, held in others.items() if name != pid}
+    return replace(numbers, process=size, others=others)
+
+
+# ---- stacks ----
+
+
+class Frame(NamedTuple):
+    """One frame: file, line, function, and its source line if known."""
+
+    path: str
+    line: int
+    name: str
+    code: str = ""
+
+    @property
+    def text(self) -> str:
+        """The last three parts of the path, the function and the code, for the rules."""
+        path = "/".join(self.path.replace("\\", "/").split("/")[-3:])
+        return f"{path} {self.name} {self.code}"
+
+    @property
+    def place(self) -> str:
+        """File and line, for a table."""
+        return f"{self.text.split(' ')[0]}:{self.line}"
+
+
+LIBRARY = re.compile(r"-packages/torch/|/pytorch/torch/|contextlib\.py|^\?\?|^<|\.(?:cpp|h)$")
+"""Paths of torch's own frames, which say little about whose tensor it is."""
+
+
+def phase_of(frames: Iterable[Frame], line: str = "") -> str:
+    """Return the phase of a stack, or of a message without a stack; empty if unknown."""
+    text = "\n".join([*(frame.text for frame in frames), f" {line}"])
+    return next((name for name, pattern in STACKS.items() if pattern.search(text)), "")
+
+
+def owner(frames: Iterable[Frame]) -> Frame | None:
+    """Return the innermost frame outside of torch; the innermost of all if there is none.
+    ``frames`` begin with the innermost, as in a snapshot."""
+    frames = list(frames)
+    own = (frame for frame in frames if not LIBRARY.search(frame.path.replace("\\", "/")))
+    return next(own, frames[0] if frames else None)
+
+
+# ---- errors ----
+
 
 GPU, PINNED, HOST, KILLED = "gpu", "pinned", "host", "killed"
 WORKER, SHM, PAGED, SCHEDULED = "worker", "shm", "paged", "scheduled"
@@ -68,20 +246,6 @@ BARS = ("tep", "poch", "raining")
 LOSS = re.compile(r"loss['\"]?[=: ] *[\d.]")
 CODE = re.compile(r"\b(?:except|raise|isinstance)\b.*Error")
 """Source lines of a stack that name an error."""
-MARKS = {
-    "load": re.compile(
-        r"Loading (?:checkpoint shards|pipeline components)|creating fp16 partition"
-    ),
-    "encode": re.compile(
-        r"[Cc]ach(?:ing|e) (?:latents|metadata|text|prompt|[Tt]ext [Ee]ncoder)"
-        r"|[Pp]re-?comput(?:ing|ed)|[Ee]ncoding (?:prompts|latents|captions)"
-    ),
-    "optimizer": re.compile(r"Before (?:creating fp32 partitions|initializing optimizer states)"),
-    "": re.compile(r"After initializing (?:optimizer states|ZeRO optimizer)"),
-    "validate": re.compile(r"[Rr]unning validation|[Gg]enerating sample"),
-    "save": re.compile(r"[Ss]aving (?:model |current )?(?:checkpoint|state)"),
-}
-"""Lines of trainers and of DeepSpeed that tell the phase of a process that left no stack."""
 WORDS = (
     "inError", "os error", "us error", "IGBUS", "OUT_OF_", "EXHAUSTED", "OOM", "MEMLIMIT",
     "No space left", "it code", "emory", "MEMORY", ".py", "Traceback", "= -9", ": -9", "KILL",
@@ -120,7 +284,7 @@ class Failure:
     @property
     def numbers(self) -> Numbers:
         """Numbers of the message."""
-        return numbers.read(" ".join(self.text.split()))
+        return numbers_of(" ".join(self.text.split()))
 
     @property
     def phase(self) -> str:

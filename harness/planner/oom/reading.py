@@ -5,13 +5,12 @@ predicted by the planner (``harness.planner.oom.command``)."""
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from harness.planner.oom import log
-from harness.planner.oom.log import GPU, Failure
-from harness.planner.oom.numbers import SLACK, Numbers
-from harness.planner.oom.stack import PHASES, allocates_state
+from harness.planner.oom.log import GPU, PHASES, SLACK, Failure, Numbers
 from harness.report.figures.units import GIB
 
 MUCH, UNSEEN, GAIN = 0.1, 0.25, 0.02
@@ -54,7 +53,8 @@ def read(failure: Failure, numbers: Numbers | None = None) -> Reading:
     """Return the diagnosis of an error. ``numbers`` replace those of its message."""
     numbers = numbers or failure.numbers
     cause, words = _cause(failure, numbers), _words(failure, numbers)
-    sentence = SENTENCES["certain" if cause == log.KILLED and failure.certain else cause]
+    named = "certain" if cause == log.KILLED and failure.certain else cause
+    sentence = CAUSES[named]["sentence"]
     if numbers.below:
         sentence += " The stated free memory is an underflow: about -{below}."
     measures = [text.format(**words) for text in _measures(cause, failure, numbers)]
@@ -133,47 +133,6 @@ def _library(failure: Failure) -> str:
     return next(found, "")
 
 
-SENTENCES = {
-    "corrupt": "The request exceeds every card: its size was damaged, as when ranks gather "
-    "different states or a collective failed.",
-    "limit": "The process had limited itself to {limit} of {gpu}.",
-    "spilled": "PyTorch held {pool} on a card of {capacity}: Windows had moved the rest to host "
-    "memory, and that ended too.",
-    "shared": "{count} processes of similar size share {gpu}, as when ranks or workers choose the "
-    "same device.",
-    "others": "Other processes hold {beside} of {gpu}; without them the request fits.",
-    "refused": "{free} were free, more than the request of {requested}: memory of the card is not "
-    "what ran out.",
-    "pieces": "PyTorch's pool has {cached} that no tensor uses, in pieces too small for the "
-    "request of {requested}.",
-    "unseen": "{outside} of {gpu} are outside of PyTorch's pool: other processes, a desktop, or "
-    "libraries.",
-    "own": "{context} of {gpu} are this process's own outside of PyTorch's pool: CUDA's context, "
-    "libraries, or another framework.",
-    "large": "One request of {requested} exceeds the {left} that were left.",
-    "full": "PyTorch's own tensors fill {gpu}: {allocated} of {total}.",
-    "cut": "A request of {requested} failed{of_free}; the message's other numbers are missing.",
-    "outside": "{library} found no memory on the GPU outside of PyTorch's pool.",
-    "either": "The driver found no memory, on the GPU or of the host to pin for copies; without "
-    "a stack the message does not tell which.",
-    "integrated": "{gpu} has {capacity} of its own: it is an integrated GPU, not a card to train "
-    "on.",
-    "pinned": "Host memory could not be pinned, as by a copy to the CPU that does not block or by "
-    "buffers of an offload; the GPU is not what ran out.",
-    "worker": "The host ran out of memory: a loader worker got SIGKILL.",
-    "shm": "/dev/shm is full: loader workers pass their batches through it.",
-    "paged": "Windows could not commit more memory: host memory and its page file are full.",
-    "scheduled": "The job was ended for lack of host memory: it used more than its job or "
-    "container may.",
-    "host": "Host memory ran out, at a request of {requested}.",
-    "mappings": "The process reached the limit on mapped files, at one of {requested}.",
-    "mapped": "The host had no address space or commit left to map {requested} of a file.",
-    "killed": "The process got SIGKILL, which is nearly always for lack of host memory.",
-    "certain": "The kernel ended the process{held} for lack of host memory.",
-}
-"""Cause -> its sentence; ``certain`` is that of a kill whose sender the kernel names."""
-
-
 def _later(failure: Failure) -> bool:
     """Return True if steps had fitted before, so this sample was larger or memory was lost."""
     in_step = failure.phase in ("", "forward", "backward")
@@ -183,11 +142,12 @@ def _later(failure: Failure) -> bool:
 def _where(failure: Failure, gpu: str, cause: str) -> str:
     """Return who ran out of what, in which phase."""
     phase, words = failure.phase, "at a point that the file does not show"
+    stack = [frame.text for frame in failure.frames]
     if phase:
-        words = PHASES[phase].words
+        words = PHASES[phase]["words"]
     if failure.kind == log.PINNED and phase == "load":
         words = "while weights were moved"
-    if phase == "optimizer" and (failure.mark == phase or allocates_state(failure.frames)):
+    if phase == "optimizer" and (failure.mark == phase or any(map(STATE.search, stack))):
         words = "while the optimizer allocated its state"
         words += " in its first step" if failure.frames and not failure.steps else ""
     elif _later(failure):
@@ -200,103 +160,10 @@ def _where(failure: Failure, gpu: str, cause: str) -> str:
     return f"{rank}{what.get(failure.kind, 'the host ran out of memory')} {words}"
 
 
-CONF = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
-END = "end process {others}, or take another GPU (no cost)"
-SEE = "see who holds it: {smi}; end it, or take another GPU (no cost)"
-OF_CAUSE = {
-    "integrated": [
-        "choose the other GPU: HIP_VISIBLE_DEVICES or CUDA_VISIBLE_DEVICES (no cost)",
-        "see which GPU has which number: rocminfo or nvidia-smi -L (no cost)",
-    ],
-    "corrupt": ["look for an earlier error of another rank, such as a timeout of NCCL (no cost)"],
-    "limit": ["raise or remove the limit of set_per_process_memory_fraction (no cost)"],
-    "spilled": [
-        "NVIDIA Control Panel: `CUDA - Sysmem Fallback Policy` to `Prefer No Sysmem Fallback` "
-        "(no cost: an error instead of slow steps; WSL 2 ignores it)"
-    ],
-    "shared": [
-        "choose the device first in each rank: torch.cuda.set_device(local_rank) (no cost)",
-        "torch.load(..., map_location='cpu'), else all ranks load to GPU 0 (no cost)",
-        END,
-    ],
-    "others": [END],
-    "refused": [
-        "Windows: enlarge the page file, which must back GPU memory (disk space)",
-        "look for another process that ended in the meantime: nvidia-smi -l 1 (no cost)",
-    ],
-    "pieces": [f"{CONF}, set before torch starts (no cost)"],
-    "unseen": [SEE],
-    "own": ["look for what allocates beside PyTorch: TensorRT, JAX, NCCL's buffers (no cost)"],
-    "either": [
-        SEE,
-        "watch host memory too; on WSL 2 raise `memory` in .wslconfig, and pin less (no cost)",
-    ],
-    "outside": [
-        "leave room: torch.cuda.set_per_process_memory_fraction(0.95) (5 % of the card)",
-        SEE,
-    ],
-}
-"""Cause -> its measures with their cost, the cheapest first."""
-FILLED = ("full", "large", "pieces", "spilled", "outside", "cut", "unseen", "own", "either")
-"""Causes for which less memory in the phase helps."""
-STEP = [
-    "activation checkpointing, if it is off (about a third more time a step)",
-    "half the micro-batch with twice the accumulation (little time)",
-    "frozen weights in 8 or 4 bits, or block swap (slower steps)",
-]
-OF_PHASE = {
-    "optimizer": [
-        "an 8-bit optimizer, as adam8bit (no time; quality to be checked)",
-        "shard the state over GPUs with zero1 or fsdp2, or offload it (slower steps)",
-        "train adapters instead of all weights (another result)",
-    ],
-    "load": [
-        "load in 16 bits, and keep encoders and VAE off the GPU meanwhile (no time a step)",
-        "quantize on the CPU before the move to the GPU (a slower start)",
-        "build the model sharded: deepspeed.zero.Init, or fsdp2 on meta (no time a step)",
-    ],
-    "validate": [
-        "decode in tiles: vae.enable_tiling() (slower validation)",
-        "fewer or smaller validation samples, or none during training",
-        "keep text encoders off the GPU in validation: encode the prompts first (no time)",
-    ],
-    "encode": [
-        "encode before the trained model is on the GPU, and keep the results (disk space)",
-        "encode in smaller batches, or the VAE in tiles (a slower start)",
-        "encoders in 8 bits, or on the CPU (a slower start)",
-    ],
-    "save": [
-        "gather on the CPU: FullStateDictConfig(offload_to_cpu=True, rank0_only=True) (slower)",
-        "save shards: SHARDED_STATE_DICT (a later merge)",
-    ],
-}
-"""Phase -> measures for a card that PyTorch's own tensors fill; ``STEP`` for other phases."""
-
-
-LOADERS = "fewer loader workers (--dataloader_num_workers 0 or 1), and less prefetched"
-OF_SYSTEM = {
-    log.WORKER: [
-        f"{LOADERS} (slower loading)",
-        "smaller or cached samples: each worker holds decoded ones (disk space)",
-        "confirm it: dmesg -T | grep -i 'killed process' (no cost)",
-    ],
-    log.SHM: [
-        "enlarge it: --shm-size=16g of the container, or --ipc=host (no cost)",
-        f"{LOADERS} (slower loading)",
-        "torch.multiprocessing.set_sharing_strategy('file_system') (slower loading)",
-    ],
-    log.PAGED: [
-        "enlarge the page file, to twice the host's memory at least (disk space)",
-        f"{LOADERS}: each process commits memory of its own (slower loading)",
-        "close other programs; load one model at a time (a slower start)",
-    ],
-    log.SCHEDULED: [
-        "raise the job's limit: --mem of Slurm, the memory limit of the container (no cost)",
-        "offload less: optimizer state alone, or to NVMe (more of the GPU, or slower steps)",
-        f"{LOADERS} (slower loading)",
-    ],
-}
-"""Kind of an error that a system reports -> measures with their cost."""
+CAUSES: Mapping[str, Mapping[str, Any]] = log.TABLE["causes"]
+CONF = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True (no cost; gains {cached} at most)"
+STATE = re.compile(r"_init_group|init_state|zeros_like|initialize_optimizer_states")
+"""Frames of an optimizer that allocates its state, which most do in the first step."""
 
 
 def _device(failure: Failure) -> str:
@@ -307,24 +174,26 @@ def _device(failure: Failure) -> str:
 
 def _measures(cause: str, failure: Failure, numbers: Numbers) -> Iterator[str]:
     """Yield measures with their cost, the cheapest first."""
+    own = CAUSES[cause].get("measures", ())
     if failure.kind != GPU:
-        yield from OF_SYSTEM.get(failure.kind) or _of_host(failure)
+        yield from own or _of_host(failure)
         return
-    yield from OF_CAUSE.get(cause, ())[cause == "outside" and not _library(failure) :]
+    yield from own[cause == "outside" and not _library(failure) :]
     short = (numbers.requested or 0) - (numbers.free or 0)
     if cause in ("full", "large") and (numbers.cached or 0) >= max(short, GAIN * numbers.total):
-        yield CONF + " (no cost; gains {cached} at most)"
-    if cause not in FILLED:
+        yield CONF
+    if "filled" not in CAUSES[cause]:
         return
     if numbers.beside >= SLACK:
-        yield END
+        yield from CAUSES["others"]["measures"]
     if _later(failure):
         yield "limit the largest sample: resolution, frames or bucket (smaller samples)"
     code = " ".join(frame.text for frame in failure.frames)
     if "_multi_tensor_" in code:
         yield "the optimizer with fused=True or foreach=False: no copies in its step (little time)"
     checkpointed = "utils/checkpoint.py" in code or "activation_checkpointing" in code
-    yield from OF_PHASE.get(failure.phase, STEP[checkpointed:])
+    of_phase = PHASES.get(failure.phase, {})
+    yield from of_phase.get("measures", log.TABLE["step"][checkpointed:])
 
 
 def _of_host(failure: Failure) -> Iterator[str]:

@@ -12,8 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import IO, Any, NoReturn
 
-from harness.planner.oom.numbers import Numbers
-from harness.planner.oom.stack import PHASES, Frame, owner, phase_of
+from harness.planner.oom.log import PHASES, Frame, Numbers, owner, phase_of
 from harness.planner.tracing import allocator
 from strategies.files import bounded_memory
 
@@ -193,7 +192,7 @@ def _shares(blocks: Iterable[Block]) -> tuple[Mapping[str, int], Mapping[str, in
             frames, phase, line = _frames(raw), NO_STACK, ""
             if python := [frame for frame in frames if frame.path.endswith(".py")]:
                 name, own = phase_of(frames), owner(python)
-                phase = PHASES[name].holds if name else "other code"
+                phase = PHASES[name]["holds"] if name else "other code"
                 line = f"{own.place} {own.name}" if own else ""
             stacks[id(raw)] = phase, line
         phase, line = stacks[id(raw)]

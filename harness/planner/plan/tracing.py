@@ -7,7 +7,6 @@ import difflib
 import shlex
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from harness import RUN
 from harness.commands.progress import Predictions, during
@@ -38,16 +37,16 @@ class Asking:
 
     def fits(self, rows: Sequence[Resolved], why: str = "") -> list[Fit]:
         """Judge each row against the card; ``why`` is the purpose that the progress shows."""
-        gpu = self.asked.gpu
         if self.recorded:
-            return [fit for row in rows if (fit := recorded(row, gpu))]
+            gpu = self.asked.gpu
+            return [fit for row in rows if (fit := known(row, gpu, recorded=True))]
 
         def named(row: Resolved) -> str:
             """Return the recipe, and the number of GPUs if the plan's differs."""
             usual = row.spec.processes in (1, self.asked.processes)
             return str(row.recipe) if usual else f"{row.recipe} on {row.spec.processes} GPUs"
 
-        return judged(rows, gpu, named, why, self)
+        return self._judged(rows, named, why)
 
     def search(
         self, rows: Sequence[Resolved], *, partial: bool = False
@@ -59,7 +58,7 @@ class Asking:
         counts = self.recorded or pool.ships()
 
         def shipped(row: Resolved) -> Fit | None:
-            return recorded(row, gpu) if counts else None
+            return known(row, gpu, recorded=True) if counts else None
 
         with pool.kept_workers():
             fits, proofs = search(rows, gpu, self.fits, shipped, alone=alone)
@@ -81,59 +80,51 @@ class Asking:
 
     def largest(self, what: str, rows: Sequence[Resolved], told: Sequence[Fit]) -> list[Largest]:
         """Search for each row's largest ``what`` (a key of ``SOUGHT``); ``told``: known fits."""
-        sizes, gpu = SOUGHT[what](rows), self.asked.gpu
+        sizes = SOUGHT[what](rows)
 
         def named(row: Resolved) -> str:
             return f"{row.recipe} at {sizes.named(row)}"
 
         def ask(some: list[Resolved]) -> list[Fit]:
-            return judged(some, gpu, named, "", self)
+            return self._judged(some, named)
 
-        return largest.search(rows, sizes, gpu, ask, told)
+        return largest.search(rows, sizes, self.asked.gpu, ask, told)
 
-
-def judged(
-    rows: Sequence[Resolved],
-    gpu: Card,
-    named: Callable[[Resolved], str],
-    why: str,
-    asking: Asking,
-) -> list[Fit]:
-    """Judge each row against a card, in order. One call predicts all of them; a row that the card
-    cannot run is not predicted. Progress shows each prediction by the name from ``named``."""
-    folder, kind = pool.default_folder(), overhead.preferred(gpu.capability)
-    lacks = [verdict.lack_of(row, gpu) for row in rows]
-    paths = [pool.path_of(row, folder, kind) for row in rows]
-    # Rows of one path share a prediction.
-    first = {path: row for path, row, lack in zip(paths, rows, lacks, strict=True) if not lack}
-    known: dict[Path, Prediction] = {}
-    if first:
-        some, told = list(first.values()), asking.progress
-        kept = {place for place, row in enumerate(some) if pool.cached(row, folder, kind)}
-        if not pool.traces():  # then progress has nothing to show
-            kept = set(range(len(some)))
-        with during(told, list(map(named, some)), why, kept):
-            found = pool.predict_all(some, folder, kind=kind, jobs=asking.jobs, done=told.done)
+    def _judged(
+        self, rows: Sequence[Resolved], named: Callable[[Resolved], str], why: str = ""
+    ) -> list[Fit]:
+        """Judge each row against the card, in order. One call predicts all of them; a row that the
+        card cannot run is not predicted. Progress shows each by the name from ``named``."""
+        gpu, folder, told = self.asked.gpu, pool.default_folder(), self.progress
+        kind = overhead.preferred(gpu.capability)
+        lacks = [verdict.lack_of(row, gpu) for row in rows]
+        paths = [pool.path_of(row, folder, kind) for row in rows]
+        # Rows of one path share a prediction.
+        first = {path: row for path, row, lack in zip(paths, rows, lacks, strict=True) if not lack}
+        some, found = list(first.values()), list[Prediction]()
+        if some:
+            kept = {place for place, row in enumerate(some) if pool.cached(row, folder, kind)}
+            if not pool.traces():  # then progress has nothing to show
+                kept = set(range(len(some)))
+            with during(told, list(map(named, some)), why, kept):
+                found = pool.predict_all(some, folder, kind=kind, jobs=self.jobs, done=told.done)
         known = dict(zip(first, found, strict=True))
-    return [
-        verdict.cannot(row, gpu, lack) if lack else verdict.judge(row, known[path], gpu)
-        for row, lack, path in zip(rows, lacks, paths, strict=True)
-    ]
+        return [
+            verdict.cannot(row, gpu, lack) if lack else verdict.judge(row, known[path], gpu)
+            for row, lack, path in zip(rows, lacks, paths, strict=True)
+        ]
 
 
-def known(row: Resolved, gpu: Card) -> Fit | None:
-    """Judge a row by a prediction of an earlier call or a recorded one; None if there is none."""
+def known(row: Resolved, gpu: Card, *, recorded: bool = False) -> Fit | None:
+    """Judge a row by a prediction of an earlier call or a recorded one; None if there is none.
+    ``recorded``: by one that ships with the project alone."""
     if lack := verdict.lack_of(row, gpu):
         return verdict.cannot(row, gpu, lack)
-    found = pool.cached(row, pool.default_folder(), overhead.preferred(gpu.capability))
-    return verdict.judge(row, found, gpu) if found else None
-
-
-def recorded(row: Resolved, gpu: Card) -> Fit | None:
-    """Judge a row by a prediction that ships with the project; None if there is none."""
-    if lack := verdict.lack_of(row, gpu):
-        return verdict.cannot(row, gpu, lack)
-    found = records.find(row.spec.model, records.name(row, overhead.preferred(gpu.capability)))
+    kind = overhead.preferred(gpu.capability)
+    if recorded:
+        found = records.find(row.spec.model, records.name(row, kind))
+    else:
+        found = pool.cached(row, pool.default_folder(), kind)
     return verdict.judge(row, found, gpu) if found else None
 
 
