@@ -11,8 +11,8 @@ from rich.console import Console
 
 from harness import cli
 from harness.planner import pool
-from harness.planner.calibrate import command, running
-from harness.planner.calibrate.running import Session, Setting, run_stations, specs
+from harness.planner.calibrate import command
+from harness.planner.calibrate.command import Session, Setting, run_stations, specs
 from harness.planner.calibration import store
 from harness.resolve import resolve
 from harness.result import Result, Status
@@ -63,7 +63,7 @@ def session(tmp_path, monkeypatch):
         out.write_text(json.dumps(facts.get(name, {"context": 5})))
         return SimpleNamespace(exit_code=0, signal=None, stopped=None, wall_seconds=1.0)
 
-    monkeypatch.setattr(running.process, "run_child", child)
+    monkeypatch.setattr(command.process, "run_child", child)
     return made
 
 
@@ -86,14 +86,14 @@ def test_a_station_that_fails_ends_no_other_and_says_why(session):
 
 
 def test_an_interruption_ends_all_and_keeps_what_had_ended(session, monkeypatch):
-    child = running.process.run_child
+    child = command.process.run_child
 
     def interrupted(argv, **more):
         if argv[3] == "streams":
             raise process.Interrupted(2, SimpleNamespace())
         return child(argv, **more)
 
-    monkeypatch.setattr(running.process, "run_child", interrupted)
+    monkeypatch.setattr(command.process, "run_child", interrupted)
     with pytest.raises(process.Interrupted):
         run_stations(session)
     assert session.earlier("products").status == "ok" and session.earlier("streams") is None
@@ -124,7 +124,7 @@ def call(session, monkeypatch):
             ran = [row.resolved.spec for row in planned]
             return [Result(status=end(spec), spec=spec, reason="made up") for spec in ran]
 
-        monkeypatch.setattr(running, "run_suite", run)
+        monkeypatch.setattr(command, "run_suite", run)
         folder = session.folder
         return cli.main(["calibrate", "--device", "cpu", "--out", str(folder), *words]), folder
 

@@ -7,10 +7,9 @@ import json
 import pytest
 import torch
 
-from harness.planner.calibrate.running import Outcome, build_from
-from harness.planner.calibrate.stations import kernels
-from harness.planner.calibrate.stations.__main__ import MEASURES, main, measure_collective
-from harness.planner.calibrate.stations.kernels import Asked
+from harness.planner.calibrate import stations
+from harness.planner.calibrate.command import Outcome, build_from
+from harness.planner.calibrate.stations import MEASURES, Asked, main, measure_collective
 from harness.planner.calibration.record import Ceilings
 
 HERE = Asked(device=torch.device("cpu"), small=True)
@@ -20,9 +19,9 @@ HERE = Asked(device=torch.device("cpu"), small=True)
 def ceilings():
     """What the stations of a CPU find, as a calibration has it."""
     found = {
-        "products": kernels.measure(HERE),
-        "streams": kernels.measure_streams(HERE),
-        "attention": kernels.measure_attention(HERE),
+        "products": stations.measure(HERE),
+        "streams": stations.measure_streams(HERE),
+        "attention": stations.measure_attention(HERE),
         "collective": measure_collective(HERE),
     }
     outcomes = [
@@ -63,8 +62,8 @@ def test_a_type_that_a_library_lacks_is_a_reason_and_no_end(monkeypatch):
             raise RuntimeError("not implemented for 'BFloat16'\nmore")
         return 1e9
 
-    monkeypatch.setattr(kernels, "_square", square)
-    found = kernels.measure(HERE)
+    monkeypatch.setattr(stations, "_square", square)
+    found = stations.measure(HERE)
     assert found["missing"] == {"bfloat16": "RuntimeError: not implemented for 'BFloat16'"}
     assert "float32" in found["products"] and "bfloat16" not in found["model_products"]
 

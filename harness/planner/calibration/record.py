@@ -97,13 +97,13 @@ class StandingBytes:
 @dataclass(frozen=True, kw_only=True)
 class MeasuredRow:
     """One recipe that was run and predicted.
-    ``step_seconds``: measured seconds of a step (median). ``typical_seconds``: predicted from
-    typical figures. ``compute``, ``communication``, ``offload``: predicted from the ceilings,
-    before any fit. ``operations``: kernels that the host issues in a step, if a GPU runs them.
+    ``step_seconds``: measured seconds of a step (median). ``compute``, ``communication``,
+    ``offload``: predicted from the ceilings, before any fit. ``operations``: kernels that the host
+    issues in a step, if a GPU runs them.
     ``reason``: why there are no numbers."""
 
     ENDED = ("world", "step", "run", "reserved", "categories", "flops_per_second", "precision",
-             "needs_bytes")  # fmt: skip
+             "needs_bytes", "typical_seconds")  # fmt: skip
     """Fields of older calibrations."""
 
     recipe: str
@@ -117,7 +117,6 @@ class MeasuredRow:
     communication: float | None = None
     offload: float | None = None
     operations: int = 0
-    typical_seconds: float | None = None
 
     @property
     def timed(self) -> bool:

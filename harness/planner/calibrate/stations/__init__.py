@@ -1,1 +1,0 @@
-"""Measurements of one card: kernels, collectives and fixed overhead."""
