@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, NoReturn
 
 from harness import CLONE, RUN, SET_UP, __version__, hooks
-from harness.commands.streams import Ending, lasting_streams, open_descriptors
+from harness.commands.streams import Ending, lasting_streams
 
 OK, FAILED, BAD, INTERRUPTED = 0, 1, 2, 130
 IN_RECIPE = "a recipe has the precision, as in single+bf16: --recipes of plan, --recipe of train"
@@ -46,8 +46,7 @@ def _ended() -> dict[str, str]:
 class _Parser(argparse.ArgumentParser):
     """Argument parser that prints a one-line error without the usage.
 
-    A word as ``-5GiB`` is a value, so that the error names the key and what to write. argparse
-    takes it for an option, and reports a missing value.
+    It takes a word as ``-5GiB`` for a value, not for an option, so that the error names the key.
     """
 
     asked = ""
@@ -81,7 +80,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         line = os.environ.get("COMP_LINE", "").split()
         argcomplete.autocomplete(_parser([*line, "", ""][1]), default_completer=None)
-    open_descriptors()
     words = list(sys.argv[1:] if argv is None else argv)
     if not words or (words[0].startswith("-") and words[0] not in ("-h", "--help", "--version")):
         words = ["run", *words]
@@ -265,10 +263,8 @@ OUTSIDE = {
 
 
 def _parser(only: str = "") -> _Parser:
-    """Return the parser of all commands.
-
-    ``only`` limits the options to those of one command, because the modules of each command are
-    slow to import.
+    """Return the parser of all commands; ``only`` limits the options to those of one command,
+    because the modules of each command are slow to import.
     """
     parser = _Parser(
         prog=RUN,

@@ -9,10 +9,9 @@ from contextlib import contextmanager
 
 @contextmanager
 def exits_raise() -> Iterator[None]:
-    """Let ``os._exit`` raise SystemExit in this process, whose code may be a user's.
+    """Let ``os._exit`` raise SystemExit in this process, but not in its forks.
 
-    Otherwise a model that calls it ends a command in silence, with success if it says so. Forks
-    still end at once.
+    Otherwise a model that calls it ends a command in silence, with success if it says so.
     """
     owner, leave = os.getpid(), os._exit
 

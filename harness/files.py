@@ -1,8 +1,8 @@
 """Output folders: which files are Headroom's, and the only way to replace or delete one.
 
 A mark in each output folder lists the names that belong to Headroom there. A name is added only if
-no such file exists, so a listed file was never somebody else's. Everything else in the folder stays
-as it is, unless ``--force`` is given. Symbolic links are replaced or refused, and never followed.
+no such file exists; everything else stays as it is, unless ``--force`` is given. Symbolic links are
+replaced or refused, and never followed.
 """
 
 from __future__ import annotations
@@ -70,7 +70,6 @@ def claim(folder: Path, names: Iterable[str], *, force: bool = False) -> None:
 
     Raises:
         Taken: a file of such a name exists and is not Headroom's, or is a link to a folder.
-        OSError: the folder cannot be created or written.
     """
     ours = _inside_of_ours(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -112,12 +111,8 @@ def remove(path: Path | str) -> None:
 def write_texts(folder: Path, texts: Mapping[str, str], *, force: bool = False) -> None:
     """Write ``texts`` (name -> text) to ``folder``, for files that users edit afterwards.
 
-    A file that changed since Headroom wrote it is somebody else's. Nothing is written if one of
-    them cannot be replaced.
-
     Raises:
-        Taken: a file exists and is not as Headroom wrote it.
-        OSError: a file cannot be written.
+        Taken: a file is not as Headroom wrote it; then none is written.
     """
     folder.mkdir(parents=True, exist_ok=True)
     made = _mark(folder)
@@ -162,7 +157,7 @@ def _mark(folder: Path) -> dict[str, Any]:
 
 
 def _inside_of_ours(folder: Path) -> bool:
-    """Return whether a folder above is marked, and this one lies within a claimed name of it.
+    """Return whether this folder lies within a claimed name of a marked folder above.
 
     Raises:
         Taken: a folder on the way is a symbolic link.
@@ -177,8 +172,7 @@ def _inside_of_ours(folder: Path) -> bool:
 
 
 def _of_older_version(path: Path) -> bool:
-    """Return whether an older version made ``path``: a report by its text, another file by what
-    lies beside it."""
+    """Return whether an older version made ``path``: by a report's text, or what lies beside it."""
     if path.name in REPORT:
         if path.is_symlink() or not path.is_file():
             return False

@@ -15,7 +15,7 @@ import secrets
 import sys
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
 from typing import IO, Any
@@ -33,20 +33,14 @@ class BadFile(ValueError):
 def read_json(
     path: Path | str, kind: Any = Any, *, name: str = "it", schema: int = 0, beyond: int = BEYOND
 ) -> Any:
-    """Read a JSON file from an untrusted source.
+    """Read a JSON file from an untrusted source; its text is made printable.
 
-    Its text is made printable (``strategies.files.printable``).
-
-    Args:
-        kind: the type that the file holds, checked by ``build``.
-        name: the file's name in a message about one of its fields.
-        schema: the required value of its field ``schema``; 0 if the file has no schema.
-        beyond: the bound above every integer.
+    ``build`` checks it against ``kind``, and calls it ``name``. ``schema`` is the required value of
+    its field of that name (0: it has none); ``beyond`` bounds every integer.
 
     Raises:
-        BadFile: it cannot be opened, is no regular file, is larger than ``LARGEST``, is not JSON,
-            takes more than ``MOST_MEMORY``, nests deeper than ``DEEPEST`` levels, has a number out
-            of range, or has another schema or type.
+        BadFile: it is unreadable, no JSON, out of bounds (``strategies.files``), or of another
+            schema or type.
     """
     try:
         with bounded_memory():
@@ -148,114 +142,54 @@ def plain(value: Any) -> Any:
 
 
 def build(kind: Any, data: Any, where: str) -> Any:
-    """Build a ``kind`` from plain ``data``: checked dataclasses, enums, lists, dicts, optional
-    values.
+    """Build a ``kind`` from plain ``data``: checked dataclasses, enums, lists, dicts, optionals.
 
     Raises:
         ValueError: a value has the wrong type; names the field, below ``where``.
     """
-    try:
-        return _reader(kind)(data)
-    except _Misfit as misfit:
-        raise ValueError(f"{where}{''.join(reversed(misfit.path))}{misfit}") from None
-
-
-class _Misfit(Exception):
-    """A value with the wrong type for its field; ``path`` is the path to it, last step first."""
-
-    def __init__(self, fault: str) -> None:
-        super().__init__(fault)
-        self.path: list[str] = []
-
-
-Reader = Callable[[Any], Any]
-"""Converts plain data to one type; raises ``_Misfit``."""
-
-
-@functools.cache
-def _reader(kind: Any) -> Reader:
-    """Return the reader of a type. It is cached: a large set has millions of values."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-    if origin in (typing.Union, types.UnionType):
-        some = _reader(next(a for a in arguments if a is not type(None)))
-        empty = type(None) in arguments
-        return lambda data: None if empty and data is None else some(data)
-    if dataclasses.is_dataclass(kind):
-        return _record(kind)
     if kind is Any:
-        return lambda data: data
-    if isinstance(kind, type) and issubclass(kind, Enum):
-        return kind
-    if origin in (list, tuple, Sequence):
-        return _items(_reader(arguments[0]), tuple if origin is tuple else list)
-    if origin in (dict, Mapping):
-        item = _reader(arguments[1])
-        return lambda data: _fields(data, lambda key: item)
-
-    def scalar(data: Any) -> Any:
-        if type(data) is kind:
-            return data
-        if kind is float and isinstance(data, int):
-            return float(data)
-        _expect(isinstance(data, kind) and not isinstance(data, bool), kind, data)
         return data
-
-    return scalar
-
-
-def _items(item: Reader, made: type) -> Reader:
-    def read(data: Any) -> Any:
-        _expect(isinstance(data, (list, tuple)), "a list", data)
-        found: list[Any] = []
-        try:
-            for value in data:
-                found.append(item(value))
-        except _Misfit as misfit:
-            misfit.path.append(f"[{len(found)}]")
-            raise
-        return found if made is list else made(found)
-
-    return read
-
-
-def _record(kind: Any) -> Reader:
-    """Return the reader of a dataclass.
-
-    Its ``ENDED`` names fields that older files have, which are skipped.
-    """
-    ended = frozenset(getattr(kind, "ENDED", ()))
-
-    @functools.cache  # built at the first read: a dataclass may contain its own type
-    def readers() -> dict[str, Reader]:
-        return {name: _reader(hint) for name, hint in typing.get_type_hints(kind).items()}
-
-    def read(data: Any) -> Any:
-        _expect(isinstance(data, dict), "a mapping", data)
-        data = {name: value for name, value in data.items() if name not in ended}
-        if unknown := data.keys() - readers().keys():
-            raise _Misfit(f": unknown field {min(unknown)!r}")
-        fields = _fields(data, readers().__getitem__)
-        try:
-            return kind(**fields)
-        except TypeError as error:
-            raise _Misfit(f": {error}") from None
-
-    return read
+    if origin in (typing.Union, types.UnionType):
+        some = next(a for a in arguments if a is not type(None))
+        return None if data is None and type(None) in arguments else build(some, data, where)
+    if dataclasses.is_dataclass(kind):
+        return _record(kind, data, where)
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return kind(data)
+    if origin in (list, tuple, Sequence):
+        _expect(isinstance(data, (list, tuple)), "a list", data, where)
+        item = arguments[0]
+        if not all(type(value) is item for value in data):  # a large set has millions of numbers
+            data = [build(item, value, f"{where}[{place}]") for place, value in enumerate(data)]
+        return tuple(data) if origin is tuple else list(data)
+    if origin in (dict, Mapping):
+        _expect(isinstance(data, dict), "a mapping", data, where)
+        return {k: build(arguments[1], value, f"{where}.{k}") for k, value in data.items()}
+    if kind is float and type(data) is int:
+        return float(data)
+    _expect(isinstance(data, kind) and isinstance(data, bool) <= (kind is bool), kind, data, where)
+    return data
 
 
-def _fields(data: Any, reader_of: Callable[[str], Reader]) -> dict[str, Any]:
-    _expect(isinstance(data, dict), "a mapping", data)
-    found, key = {}, ""
+def _record(kind: Any, data: Any, where: str) -> Any:
+    """Build a dataclass. Its ``ENDED`` names fields that older files have, which are skipped."""
+    _expect(isinstance(data, dict), "a mapping", data, where)
+    hints, ended = _hints(kind), getattr(kind, "ENDED", ())
+    data = {name: value for name, value in data.items() if name not in ended}
+    if unknown := data.keys() - hints.keys():
+        raise ValueError(f"{where}: unknown field {min(unknown)!r}")
+    fields = {name: build(hints[name], value, f"{where}.{name}") for name, value in data.items()}
     try:
-        for key, value in data.items():
-            found[key] = reader_of(key)(value)
-    except _Misfit as misfit:
-        misfit.path.append(f".{key}")
-        raise
-    return found
+        return kind(**fields)
+    except TypeError as error:
+        raise ValueError(f"{where}: {error}") from None
 
 
-def _expect(fact: bool, wanted: Any, data: Any) -> None:
+_hints = functools.cache(typing.get_type_hints)
+
+
+def _expect(fact: bool, wanted: Any, data: Any, where: str) -> None:
     if not fact:
         name = getattr(wanted, "__name__", wanted)
-        raise _Misfit(f" should be {name}, not {data!r:.60}")
+        raise ValueError(f"{where} should be {name}, not {data!r:.60}")

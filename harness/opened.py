@@ -1,9 +1,9 @@
 """Files of a user's that decide a row: recorded while code runs, compared before a row is kept.
 
-``sys.addaudithook`` reports each file that Python opens, modules included. Counted are source
-files outside of the environment and of Headroom, and other files below the folders of the user's
-code or named on its command line. A file that the run writes is its output. What a library opens
-in C (safetensors, HDF5) is counted if it is named on the command line.
+``sys.addaudithook`` reports each file that Python opens. Counted are source files outside of the
+environment and of Headroom, and other files below the folders of the user's code or named on its
+command line, except those that the run writes. What a library opens in C (safetensors, HDF5) is
+counted if it is named on the command line.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def _decides(path: str, roots: Sequence[str], named: Iterable[str]) -> bool:
 def record(folder: Path, rank: int, roots: Iterable[Path], words: Iterable[str] = ()) -> None:
     """From here on, append what this process and its forks open to a file below ``folder``.
 
-    ``words`` are those of a command line; files and folders among them count as named.
+    Files and folders among the ``words`` of a command line count as named.
     """
     given = {os.path.abspath(part) for word in words for part in (word, word.partition("=")[2])
              if part and os.path.exists(part)}  # fmt: skip
@@ -144,11 +144,7 @@ def unchanged(known: Mapping[str, str] | None) -> bool:
 
 
 def digest(path: Path | str) -> str:
-    """Return a short hash of a file's content; of a large one, its size and time.
-
-    Raises:
-        OSError: it cannot be read.
-    """
+    """Return a short hash of a file's content; of a large one, its size and time."""
     told = os.stat(path)
     if told.st_size > WHOLE_BYTES or not os.path.isfile(path):
         return f"{told.st_size}:{told.st_mtime_ns}"

@@ -1,9 +1,7 @@
 """Phases of a run, of its memory peaks and of a plan.
 
-A run passes through ``RUN_PHASES``: each rank reports its phase (``harness.worker.status``), and a
-result records the last one. A meter keeps a peak for each of ``PEAK_PHASES``, which divide the
-steps more finely. The phases of one optimizer step are ``strategies.engine.STEP_PHASES``. A plan
-counts the step and the requested phases of ``PLANNED``.
+Each rank reports its phase of ``RUN_PHASES``, and a result records the last one. A meter keeps a
+peak for each of ``PEAK_PHASES``. A plan counts the step and the requested phases of ``PLANNED``.
 """
 
 from __future__ import annotations
@@ -56,10 +54,7 @@ EITHER = (("bf16", "fp16", "fp32"), ("alone", "loaded", "step"), ("encoders", "v
 
 
 def planned(words: str | Iterable[str]) -> dict[str, tuple[str, ...]]:
-    """Parse ``load:fp32,validate:tiled+encoders`` into phase -> variants, in the order of
-    ``PLANNED``.
-
-    Empty if only the step is named.
+    """Parse ``load:fp32,validate:tiled+encoders`` into phase -> variants; empty for the step alone.
 
     Raises:
         BadInput: an unknown phase or variant, or two variants that exclude each other.

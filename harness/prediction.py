@@ -1,8 +1,4 @@
-"""Records of predictions as data. Does not import torch.
-
-``prediction.json`` lies beside a result. It has raw figures only, from which reports derive theirs.
-``harness.planner`` makes it.
-"""
+"""Records of predictions as data: ``prediction.json`` beside a result. Does not import torch."""
 
 from __future__ import annotations
 
@@ -25,18 +21,15 @@ BEYOND = 10**40
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Work:
-    """``count`` equal ops of one optimizer step.
-
-    Values of ``kind``:
+    """``count`` equal ops of one ``kind`` and optimizer step.
 
     - product, attention, memory: kernels.
-    - collective: ``bytes`` on the wire for many ranks.
-    - overlapped: a collective hidden behind the computation of its phase.
-    - transfer: a copy from device to host or back.
-    - streamed: a transfer hidden behind the computation of its phase and the host's own work there.
+    - collective: ``bytes`` on the wire for many ranks; overlapped: one hidden behind computation.
+    - transfer: a copy from device to host or back; streamed: one hidden behind the computation of
+    its phase and the host's own work there.
     - host, nvme: bytes of host memory or of files.
     - chain: a rank waits (``group`` - 1) / ``count`` of its computation, because ``count`` micro
-      batches pass through ``group`` ranks.
+    batches pass through ``group`` ranks.
 
     A collective is among ``group`` ranks that are ``stride`` apart; 0: among all.
     """
@@ -52,8 +45,7 @@ class Work:
 
 
 class Sent(NamedTuple):
-    """Bytes that one rank sends in a step within its node and across nodes, if collectives are
-    rings."""
+    """Bytes that a rank sends in a step within its node and across nodes, by rings."""
 
     within: int
     across: int
@@ -61,10 +53,8 @@ class Sent(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Aside:
-    """Memory of text encoders and a VAE on a GPU, in bytes.
-
-    ``weights``: all their weights. ``allocated`` and ``reserved``: the peak of the forward pass
-    ``what`` beyond the weights, in an empty pool. ``work``: of all passes of one micro-batch.
+    """Bytes of text encoders and a VAE on a GPU: ``weights``, and beyond these the peaks of the
+    forward pass ``what`` in an empty pool. ``work``: of all passes of one micro-batch.
     """
 
     weights: int
@@ -88,20 +78,16 @@ class Prediction:
     - ``steady``: of a later step; ``steady_of_ranks``: the same of each distinct rank.
     - ``host`` and ``host_steady``: host memory beside a GPU, of the training and of a later step.
     - ``beyond_state``: of a later step, without parameters, gradients, optimizer state and average;
-      ``beyond``: the same of each phase.
+    ``beyond``: the same of each phase.
     - ``between``: on the device between two steps. ``nvme``: swapped to files.
     - ``denoising``: of a forward pass without gradients.
 
-    ``allocated`` and ``reserved`` are the peaks of CUDA's caching allocator. ``least`` is the
-    smallest limit under which its allocations still succeed. They are None without a GPU.
-
-    ``attention`` names the attention kernels of the trace. ``buckets`` is the category in which a
-    measured step counts the engine's communication buckets. ``asides`` has the encoders and VAE of
-    each phase beside the step (``harness.phases.PLANNED``). ``recorded`` is the day on which it was
-    made, if it ships with the project.
-
-    A prediction depends on the GPU only by the attention kernels of its kind. The planner adds a
-    card's workspaces, context and times.
+    ``allocated`` and ``reserved`` are the peaks of CUDA's caching allocator, None without a GPU;
+    ``least`` is the smallest limit under which its allocations still succeed. ``attention`` names
+    the kernels of the trace. ``buckets`` is the category in which a measured step counts the
+    engine's communication buckets. ``asides`` has the encoders and VAE of each phase beside the
+    step (``harness.phases.PLANNED``). ``recorded`` is the day on which it was made, if it ships
+    with the project. The planner adds a card's workspaces, context and times.
     """
 
     recipe: str
@@ -169,10 +155,9 @@ def read(data: dict[str, Any]) -> Prediction:
 
 
 def read_predictions(folder: Path, skipped: list[str]) -> dict[str, Prediction]:
-    """Return spec key -> prediction, for every run folder that has one; its name ends in the key.
+    """Return spec key -> prediction of every run folder that has one; its name ends in the key.
 
-    Args:
-        skipped: collects a line for each file that is no prediction.
+    ``skipped`` collects a line for each file that is no prediction.
     """
     predictions = {}
     for path in sorted(Path(folder).glob(f"runs/*/{FILE}")):

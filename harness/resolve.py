@@ -1,4 +1,4 @@
-"""Resolve a spec: derive and check its recipe, launch settings and sizes before any process starts.
+"""Resolve a spec: check it and derive recipe, launch settings and sizes before any process starts.
 
 The parent process and the worker both call it, so the checked run is the run that starts. It does
 not import torch, although a user's own model file may.
@@ -42,8 +42,7 @@ class Resolved:
         return is_file(self.spec.model)
 
     def words(self, out: str) -> list[str]:
-        """Return the words that start a worker of this run, for ``accelerate launch``; ``out`` is
-        the run's folder."""
+        """Return the words that start a worker by ``accelerate launch`` in the folder ``out``."""
         return ["-m", "harness.train", *self.spec.arguments(), "--out", out]
 
     @property
@@ -62,9 +61,7 @@ class Resolved:
     def flops_per_step(self) -> int:
         """FLOPs of one training step of the whole job, or of one sampled batch; 0 if not counted.
 
-        They count the whole model with every weight trained. A part that freezes, adds or removes
-        weights has other products; then the count is 0, because no number is better than a wrong
-        one.
+        A part that freezes, adds or removes weights has other products than the whole model's.
         """
         if "other_products" in self.launch.traits:
             return 0
@@ -81,9 +78,9 @@ class Resolved:
 
 
 def resolve(spec: Spec, facts: DataFacts | None = None, *, whole: bool = True) -> Resolved:
-    """Check ``spec`` and derive the rest. ``facts`` describe its data, if they are known already;
-    otherwise all of the data is checked. Unless ``whole``, a batch that does not divide is the
-    row's refusal and no error.
+    """Check ``spec`` and derive the rest. ``facts`` describe its data, if they are known already.
+
+    Unless ``whole``, a batch that does not divide is the row's refusal and no error.
 
     Raises:
         BadInput: (SpecError, RecipeError, Conflict) one line that names the error and a remedy.

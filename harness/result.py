@@ -62,17 +62,14 @@ class Check:
 
 @dataclass(kw_only=True)
 class Peak:
-    """Peak bytes of one of ``harness.phases.PEAK_PHASES`` on one rank.
-
-    Each count is a maximum; the maxima may be of different instants.
+    """Peak bytes of one of ``harness.phases.PEAK_PHASES`` on one rank, each of its own instant.
 
     - ``allocated``: live tensors (GPU: the caching allocator's max_memory_allocated; no GPU: the
     resident high-water mark above the baseline).
     - ``reserved``, ``active``: counts of the caching allocator; None without a GPU.
-    - ``process``, on a GPU: bytes that the device counts as used (cudaMemGetInfo), minus those used
-    before the run. They include the context and libraries. They are sampled while the phase runs if
-    its steps are not timed, and at its end.
-    - ``process``, without a GPU: the resident high-water mark of the process.
+    - ``process``: on a GPU, bytes that the device counts as used (cudaMemGetInfo) minus those used
+    before the run, sampled while the phase runs if its steps are not timed, and at its end. Without
+    a GPU, the resident high-water mark of the process.
     """
 
     allocated: int
@@ -85,18 +82,16 @@ class Peak:
 class Categories:
     """Bytes of the tensors that were alive at the traced peak instant of one step.
 
-    ``workspace`` is every tensor without another category: temporaries of backward and the
-    optimizer, communication buckets, kernel scratch. ``phase`` (of the step) and ``where`` give the
-    time and the op of the peak. ``beyond_state`` is the largest sum of activations and workspace at
-    any instant of the step. A peak late in backward consists of gradients, and does not show
-    earlier activations.
+    ``workspace`` is every tensor without another category: temporaries, communication buckets,
+    kernel scratch. ``phase`` (of the step) and ``where`` give the time and the op of the peak.
+    ``beyond_state`` is the largest sum of activations and workspace at any instant: a peak late in
+    backward consists of gradients, and does not show earlier activations. ``resident`` counts
+    models beside the trained one, in runs of a user's script.
 
     On a CPU the counts are of the tensors that the engine keeps on the device. ``host`` counts
-    those that it keeps in host memory, at their own peak instant (None: no such tensors).
-    ``placed_by`` is the source of the placement (``harness.memory.tracer``). Older results have an
-    empty ``placed_by`` and count both together. ``everywhere`` is the largest sum of all live
-    tensors, on any placement. ``resident`` counts models beside the trained one, in runs of a
-    user's script.
+    those that it keeps in host memory, at their own peak instant (None: no such tensors), and
+    ``everywhere`` is the largest sum of both. ``placed_by`` is the source of the placement
+    (``harness.memory.tracer``); older results have an empty one and count both together.
     """
 
     parameters: int
@@ -122,12 +117,11 @@ class Categories:
 
 @dataclass(kw_only=True)
 class StepUsage:
-    """Kernel counts of each timed step, one entry per step.
+    """Kernel counts of each timed step (getrusage of one process with all its threads).
 
-    The counts are of one process with all its threads (getrusage): CPU seconds (user and system),
-    voluntary context switches (the process waited), involuntary ones (another task took its core),
-    and page faults. ``busy_seconds`` are core-seconds in which the ``cores`` that it may use ran
-    any process (/proc/stat), in ticks of about 10 ms; 0 if the kernel does not report them.
+    A voluntary switch: the process waited; a forced one: another task took its core.
+    ``busy_seconds`` are core-seconds in which the ``cores`` that it may use ran any process
+    (/proc/stat), in ticks of about 10 ms; 0 if the kernel does not report them.
     """
 
     cpu_seconds: list[float]
@@ -142,11 +136,10 @@ class StepUsage:
 class Rank:
     """Measurements of one process.
 
-    ``phases`` are peaks by ``harness.phases.PEAK_PHASES``. ``phase_seconds`` are the seconds of the
+    ``phases`` are peaks by ``harness.phases.PEAK_PHASES``; ``phase_seconds`` those of the
     ``RUN_PHASES`` that had ended. ``host_peak_bytes`` is the process's resident high-water mark.
     ``nvme_bytes`` is the size of its swap files at the end. ``step_usage`` has an entry for each of
-    ``step_seconds``; older results have none. ``resident``: class of each model beside the trained
-    one -> bytes, in runs of a user's script.
+    ``step_seconds``. ``resident``: class of each model beside the trained one -> bytes.
     """
 
     rank: int
@@ -169,14 +162,11 @@ class Rank:
 class Projections:
     """Effect of the optimizer: a few signed sums of each block of trained parameters
     (``harness.worker.projections``), as block -> sums; in older results, parameter name -> sums.
-    Every one has the same number.
 
-    - ``update``: sums of the parameter's change over the compared steps.
-    - ``moment``: sums of the optimizer's first moment after them, which is linear in the gradients.
-    - ``average``: sums of the change of the weight average.
-    - ``inputs``: sums of the first step's inputs other than the samples, by name.
-
-    A kind that the run does not keep is empty.
+    ``update``: of the parameter's change over the compared steps. ``moment``: of the optimizer's
+    first moment after them, which is linear in the gradients. ``average``: of the change of the
+    weight average. ``inputs``: of the first step's inputs other than the samples, by name. A kind
+    that the run does not keep is empty.
     """
 
     update: dict[str, list[float]] = field(default_factory=dict)
@@ -189,9 +179,8 @@ def by_block(sums: Mapping[str, Sequence[float]]) -> dict[str, list[float]]:
     """Return the signed sums of each block: those of its parameters, added.
 
     A block is the name up to its first number (``blocks.3``), else the module of the parameter.
-    Sums of blocks stay as they are: no name of theirs goes on behind a number.
     """
-    if not any(re.search(r"(^|\.)\d+\.", name) for name in sums):
+    if not any(re.search(r"(^|\.)\d+\.", name) for name in sums):  # of blocks already
         return {name: list(values) for name, values in sums.items()}
     found: dict[str, list[float]] = {}
     for name, values in sums.items():
@@ -229,11 +218,7 @@ class GpuSample:
 
 @dataclass(kw_only=True)
 class LaunchRecord:
-    """Observations of the launching process.
-
-    ``others`` are processes of another Headroom that ran on the machine meanwhile. The other fields
-    are not needed to interpret the measurements.
-    """
+    """Observations of the launching process; ``others`` are other Headrooms' processes."""
 
     exit_code: int | None
     wall_seconds: float
@@ -248,10 +233,9 @@ class LaunchRecord:
 class Drawn:
     """Samples of a run, recorded to measure their distance to those of another run.
 
-    A batch has ``samples``; ``latents`` holds the first of them: float32, little-endian, in base64,
-    of ``shape`` [B, C, H, W]. ``labels`` covers all of them. ``noise`` is a hash of the initial
-    noise of all. A sample took ``evaluations`` of the guided model, each of ``products`` linear
-    layers.
+    ``latents`` holds the first of a batch's ``samples``: float32, little-endian, in base64, of
+    ``shape`` [B, C, H, W]. ``labels`` covers all of them; ``noise`` is a hash of their initial
+    noise. A sample took ``evaluations`` of the guided model, each of ``products`` linear layers.
     """
 
     ENDED = ("echo", "taken_for", "latency_seconds")
@@ -269,11 +253,7 @@ class Drawn:
 class Result:
     """End and measurements of one planned run.
 
-    ``reason`` and ``way_out`` are sentences; the other fields are raw data.
-
-    - ``losses``, ``grad_norms``: one global mean per step, in order: warm-up, memory, settling,
-      timed,
-    traced (``harness.phases``).
+    - ``losses``, ``grad_norms``: one global mean per step, in order (``harness.phases``).
     - ``projections``: cover all steps up to the last timed one; None for a training or a trial.
     - ``evidence``: strategy name -> facts read back.
     - ``configs``: the launch file and, under DeepSpeed, the JSON as the engine used it.
@@ -282,10 +262,9 @@ class Result:
     - ``phase``, ``step``: end of the run, as one of ``harness.phases.RUN_PHASES`` and a step in it.
     - ``recordings``: files of the profiler or of the allocator's history in the run's folder.
     - ``flops_per_step``: 0 if not counted.
-    - ``gpu_samples``: empty without a GPU or nvidia-smi.
-    - ``inputs``: digest of each file of the user's that his model or script opened (path, relative
-      to the repository if it is below); None if nothing of his ran, or if it is unknown.
-    - ``drawn``: samples of a sampling run, whose steps are batches of samples; None for a training.
+    - ``inputs``: digest of each file of the user's that his model or script opened; None if nothing
+    of his ran, or if it is unknown.
+    - ``drawn``: samples of a sampling run, whose steps are batches of samples.
     """
 
     status: Status
@@ -328,10 +307,7 @@ class Result:
     def not_run(
         cls, resolved: Any, status: Status, reason: str | None, way_out: str | None, **more: Any
     ) -> Result:
-        """Return the row of a run without a worker's result.
-
-        ``resolved`` is of type ``Resolved``; ``more`` are further fields.
-        """
+        """Return the row of a run without a worker's result; ``resolved`` is a ``Resolved``."""
         return cls(
             status=status,
             spec=resolved.spec,
@@ -375,12 +351,9 @@ def found(folder: Path) -> Result | None:
 
 
 def load_all(folder: Path) -> tuple[list[Result], list[str]]:
-    """Read ``result.json`` in ``folder`` and every ``runs/*/result.json`` below it; return one line
-    for each file skipped.
-    """
+    """Return all results in ``folder`` and ``folder/runs/*``, and a line for each file skipped."""
     results, skipped = [], []
-    paths = Path(folder).glob("result.json"), Path(folder).glob("runs/*/result.json")
-    for path in (path for some in paths for path in sorted(some)):
+    for path in [*folder.glob("result.json"), *sorted(folder.glob("runs/*/result.json"))]:
         try:
             results.append(load(path))
         except BadResult as error:

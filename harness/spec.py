@@ -61,11 +61,7 @@ MOST = {
 
 
 def check_sizes(given: Mapping[str, Any], mark: str = "") -> None:
-    """Refuse numbers above ``MOST``; ``mark`` stands before a setting's name where it is given.
-
-    Raises:
-        SpecError: names the setting, its value and the limit.
-    """
+    """Refuse numbers above ``MOST``, by a SpecError with ``mark`` before the setting's name."""
     for name, most in MOST.items():
         value = given.get(name)
         if isinstance(value, (int, float)) and not value <= most:
@@ -132,11 +128,7 @@ class Spec:
     snapshot: bool = _option(False, "record the CUDA allocator's history; not ranked")
 
     def check(self) -> None:
-        """Refuse values that no run can use.
-
-        Raises:
-            SpecError: names the field, its value and a remedy.
-        """
+        """Refuse values that no run can use; the SpecError has field, value and remedy."""
         ones = ("processes", "nodes", "global_batch", "steps", "warmup")
         for name, low in {**dict.fromkeys(ones, 1), "seed": 0, "text": 0}.items():
             if getattr(self, name) < low:
@@ -238,8 +230,7 @@ class Spec:
         return self.global_batch // parts
 
     def to_dict(self) -> dict[str, Any]:
-        """Return every field by name. Newer fields appear only if they differ from their
-        default."""
+        """Return every field by name; newer fields only if they differ from their default."""
         found = {
             k: v for k, v in dataclasses.asdict(self).items() if k not in LATER or v != LATER[k]
         }
@@ -252,7 +243,7 @@ class Spec:
         return hashlib.sha256(text.encode()).hexdigest()[:10]
 
     def arguments(self) -> list[str]:
-        """Return the worker's command line for this spec: the recipe and all non-default fields."""
+        """Return the worker's command line: the recipe and all non-default fields."""
         words = ["--recipe", self.recipe]
         for f in dataclasses.fields(self):
             value = getattr(self, f.name)
@@ -267,10 +258,7 @@ class Spec:
 
 
 def located(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``settings`` (fields of a spec) with absolute paths.
-
-    The worker's working directory differs from that of the caller.
-    """
+    """Return ``settings`` (fields of a spec) with absolute paths: a worker starts elsewhere."""
     absolute = dict(settings)
     kind, colon, folder = str(absolute.get("data", "")).partition(":")
     if kind in IN_FOLDERS and folder:
@@ -300,10 +288,7 @@ def add_arguments(
     leave_out: tuple[str, ...] = (),
     defaults: Mapping[str, Any] | None = None,
 ) -> None:
-    """Add one option per spec field, with its help; None if it is not given.
-
-    ``defaults`` replace the spec's own defaults in the help.
-    """
+    """Add one option per spec field; None if it is not given. ``defaults`` are for the help."""
     for f in dataclasses.fields(Spec):
         if f.name in leave_out:
             continue

@@ -1,7 +1,6 @@
 """Void runs: the only place that decides that a finished run does not count, and why.
 
-No other module assigns ``Status.VOID``. The worker decides by ``settle``; reports and commands read
-``shown_status``. This module does not import torch.
+The worker decides by ``settle``; reports and commands read ``shown_status``. Imports no torch.
 """
 
 from __future__ import annotations

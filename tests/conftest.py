@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from harness import ROOT
-from harness.data import feed
+from harness.data import datasets
 from harness.data.feed import check_data
 from harness.launch import command, launch
 from harness.planner import uncertainty
@@ -51,7 +51,7 @@ os.environ.setdefault("TESTS_DAY", datetime.date.today().isoformat())
 # Children that compile DeepSpeed's ops take one ninja: two compile what the other did again.
 process.own_tools_first()
 # Read once, and not for each training.
-feed._digits = functools.cache(feed._digits)
+datasets._digits = functools.cache(datasets._digits)
 
 TINY = Spec(recipe="single", model="DiT-T/8", global_batch=4, warmup=1, steps=2)
 DRAWN = dataclasses.replace(

@@ -50,9 +50,9 @@ class PlainConsole(Console):
 
 
 def make_console(columns: int = COLUMNS, *, stderr: bool = False) -> Console:
-    """Return a console on standard output, or on standard error.
+    """Return a console on standard output or error, as wide as the terminal.
 
-    It is as wide as the terminal. In a log file it is as wide as COLUMNS says, else ``columns``.
+    In a log file it is as wide as COLUMNS says, else ``columns``.
     """
     if (sys.stderr if stderr else sys.stdout).isatty():
         return PlainConsole(stderr=stderr)
@@ -103,7 +103,7 @@ def print_listed(console: Console, heads: Sequence[str], rows: Sequence[Sequence
 def sighted(console: Console, out: Path, machine: Machine, device: str | None) -> Machine:
     """Return ``machine``, examined with torch if a GPU was requested and nvidia-smi found none.
 
-    nvidia-smi may be missing (WSL2, a container) or slow. A CPU build of torch finds no GPU either.
+    nvidia-smi may be missing (WSL2, a container) or slow.
     """
     known = machine.gpus or machine.probe is not None
     if device != "cuda" or known or "+cpu" in (machine.versions["torch"] or ""):

@@ -97,7 +97,7 @@ def _facts(machine: Machine) -> list[tuple[str, str]]:
     ]
     if machine.blind:
         cards.append(f"torch sees none: {machine.blind}")
-    device = machine.device_names[0] if machine.gpus else "cpu"
+    device = machine.gpus[0].name if machine.gpus else "cpu"
     told = gpus.rows(gpus.smi("--query-gpu=driver_version"), 1) if cards else []
     driver = told[0][0] if told and told[0][0] else "of unknown version"
     cuda = (probe.get("torch") or {}).get("cuda")

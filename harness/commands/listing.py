@@ -28,6 +28,8 @@ from strategies.recipe import ABSENT, ENDED
 from strategies.strategy import spelled
 from strategies.words import hint, name_of, plain
 
+KINDS = ("strategies", "suites", "models", "cards")
+SPELLED = {"gpu": "cards", "gpus": "cards", "strategy": "strategies"}
 INTRO = (
     "A recipe joins strategies with +, at most one of each place: zero2+bf16+ema.",
     f"Defaults for open places: fp32, adamw, ema. Details: {RUN} list NAME",
@@ -45,55 +47,39 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def list_all(options: argparse.Namespace) -> int:
     """Print all things of a kind, or describe one strategy; return the exit code."""
-    what = SPELLED.get(options.what, options.what)
+    name, console = options.what, make_console()
+    what = SPELLED.get(name, name)
     kind = next((kind for kind in KINDS if what in (kind, kind.removesuffix("s"))), None)
-    console = make_console()
-    if kind is None:
-        print_one(options.what, console)
-    elif kind == "strategies":
-        print_list(console)
+    absent = {**ABSENT, **ENDED}
+    if kind in LISTS:
+        rows, absent = LISTS[kind](console), {}
+    elif kind:
+        print_strategies(console)
+        rows = [facts_of(one) for one in CATALOG]
     else:
-        title, heads, rows, foot = table_of(kind)
-        console.print(Text(title, style="bold"))
-        print_listed(console, heads, rows)
-        if foot:
-            console.print(Text(foot, style="dim"))
-    write_answer(options, as_json(kind, options.what))
+        print_one(name, console)
+        known, some = name_of(name, CATALOG), plain(name)
+        rows = [facts_of(known)] if known in CATALOG else []
+        absent = {some: absent[some]} if some in absent else {}
+    write_answer(options, {"kind": kind or "strategy", "rows": rows, "absent": absent})
     return OK
 
 
-def as_json(kind: str | None, name: str) -> dict[str, Any]:
-    """Return all things of a kind, or the strategy ``name``, as plain data."""
-    rows: list[dict[str, Any]]
-    if kind == "suites":
-        heads = ("name", "rows", "title")
-        rows = [dict(zip(heads, map(str, one), strict=True)) for one in _suites()]
-    elif kind == "models":
-        known = families.table().items()
-        rows = [{"name": n, "parameters": m.parameters["built"], "hub": m.hub} for n, m in known]
-    elif kind == "cards":
-        rows = [dataclasses.asdict(card) | {"name": n} for n, card in cards.table().items()]
-    else:
-        names = CATALOG if kind else [name_of(name, CATALOG)]
-        rows = [
-            {
-                "name": one,
-                "place": CATALOG[one].slot.name.lower(),
-                "what": first_sentence(CATALOG[one].__doc__),
-                "parameters": {f.name: spelled(f.default) for f in fields(CATALOG[one])},
-                "needs": CATALOG[one].needs,
-                "losses": CATALOG[one].parity.value,
-                "source": CATALOG[one].source,
-            }
-            for one in names
-            if one in CATALOG
-        ]
-    absent = {**ABSENT, **ENDED}
-    some = absent if kind == "strategies" else {n: absent[n] for n in (plain(name),) if n in absent}
-    return {"kind": kind or "strategy", "rows": rows, "absent": some}
+def facts_of(name: str) -> dict[str, Any]:
+    """Return a strategy as plain data."""
+    kind = CATALOG[name]
+    return {
+        "name": name,
+        "place": kind.slot.name.lower(),
+        "what": first_sentence(kind.__doc__),
+        "parameters": {f.name: spelled(f.default) for f in fields(kind)},
+        "needs": kind.needs,
+        "losses": kind.parity.value,
+        "source": kind.source,
+    }
 
 
-def print_list(console: Console) -> None:
+def print_strategies(console: Console) -> None:
     """Print the strategies by place, one line each."""
     for line in INTRO:
         console.print(Text(line, style="dim"))
@@ -131,34 +117,55 @@ def print_one(name: str, console: Console) -> None:
         return
     if known not in CATALOG:
         raise BadInput(f"there is no strategy {name!r}; {hint(name, CATALOG)}")
-    kind = CATALOG[known]
-    console.print(Text(f"{known} (place: {kind.slot.name.lower()})", style="bold"))
-    for paragraph in inspect.cleandoc(kind.__doc__ or "").split("\n\n"):
+    facts = facts_of(known)
+    console.print(Text(f"{known} (place: {facts['place']})", style="bold"))
+    for paragraph in inspect.cleandoc(CATALOG[known].__doc__ or "").split("\n\n"):
         console.print(Text(" ".join(paragraph.replace("``", "").split())))
-    given = ", ".join(f"{f.name}={spelled(f.default)}" for f in fields(kind))
-    same = "same losses as the reference" if kind.parity.value == "exact" else "changes the losses"
-    facts = [f"parameters: {given}"] if given else []
-    facts += [f"needs: {', '.join(kind.needs)}"] if kind.needs else []
-    facts += [f"parity: {kind.parity.value} ({same})", f"source: {kind.source}"]
-    for fact in facts:
-        console.print(Padding(Text(fact), (0, 0, 0, 2), expand=False))
+    given = ", ".join(f"{name}={value}" for name, value in facts["parameters"].items())
+    same = "same losses as the reference" if facts["losses"] == "exact" else "changes the losses"
+    lines = [f"parameters: {given}"] if given else []
+    lines += [f"needs: {', '.join(facts['needs'])}"] if facts["needs"] else []
+    lines += [f"parity: {facts['losses']} ({same})", f"source: {facts['source']}"]
+    for line in lines:
+        console.print(Padding(Text(line), (0, 0, 0, 2), expand=False))
 
 
-def table_of(kind: str) -> tuple[str, tuple[str, ...], list[tuple[Any, ...]], str]:
-    """Return title, heads, rows and last line of the list of a ``kind`` other than strategies."""
-    if kind == "suites":
-        title = f"suites: {RUN} run --suite NAME (without a name: default)"
-        return title, ("suite", "rows", "title"), _suites(), ""
-    if kind == "models":
-        models = [
-            (Text(name, "bold"), f"{known.parameters['built'] / 1e9:.2f}", ", ".join(known.hub))
-            for name, known in families.table().items()
-        ]
-        title = "public models: --model takes these names in any spelling"
-        names = ", ".join(dict.fromkeys(name.partition("/")[0] for name in dit.PRESETS))
-        foot = f"DiTs, each with patch 2, 4 or 8: {names}. Read on: docs/reference/models.md"
-        return title, ("model", "billion parameters", "on the Hugging Face Hub"), models, foot
+def list_suites(console: Console) -> list[dict[str, Any]]:
+    """Print the suites; return them as plain data."""
+    listed: list[tuple[Any, ...]] = []
+    for name in known_suites():
+        try:
+            suite = load_suite(name, "cpu")
+            listed.append((Text(name, "bold"), len(suite.rows), suite.title))
+        except SuiteError as error:
+            listed.append((name, "-", Text(str(error), "red")))
+    console.print(f"[bold]suites: {RUN} run --suite NAME (without a name: default)")
+    print_listed(console, ("suite", "rows", "title"), listed)
+    return [dict(zip(("name", "rows", "title"), map(str, one), strict=True)) for one in listed]
+
+
+def list_models(console: Console) -> list[dict[str, Any]]:
+    """Print the public models; return them as plain data."""
     rows = [
+        {"name": name, "parameters": known.parameters["built"], "hub": known.hub}
+        for name, known in families.table().items()
+    ]
+    console.print("[bold]public models: --model takes these names in any spelling")
+    heads = ("model", "billion parameters", "on the Hugging Face Hub")
+    cells = [
+        (Text(row["name"], "bold"), f"{row['parameters'] / 1e9:.2f}", ", ".join(row["hub"]))
+        for row in rows
+    ]
+    print_listed(console, heads, cells)
+    names = ", ".join(dict.fromkeys(name.partition("/")[0] for name in dit.PRESETS))
+    foot = f"DiTs, each with patch 2, 4 or 8: {names}. Read on: docs/reference/models.md"
+    console.print(Text(foot, style="dim"))
+    return rows
+
+
+def list_cards(console: Console) -> list[dict[str, Any]]:
+    """Print the cards; return them as plain data."""
+    cells = [
         (
             Text(name, "bold"),
             f"{card.memory_bytes / 2**30:.1f}",
@@ -168,28 +175,17 @@ def table_of(kind: str) -> tuple[str, tuple[str, ...], list[tuple[Any, ...]], st
         )
         for name, card in cards.table().items()
     ]
-    heads = ("card", "GiB", "GB/s", "TFLOP/s in 16 bits", "step times")
+    console.print("[bold]cards: --gpu takes these names in any spelling")
+    print_listed(console, ("card", "GiB", "GB/s", "TFLOP/s in 16 bits", "step times"), cells)
     foot = "Other cards: --gpu-memory SIZE. Peak rates and bandwidths are from data sheets."
-    return "cards: --gpu takes these names in any spelling", heads, rows, foot
+    console.print(Text(foot, style="dim"))
+    return [dataclasses.asdict(card) | {"name": n} for n, card in cards.table().items()]
 
 
-KINDS = ("strategies", "suites", "models", "cards")
-SPELLED = {"gpu": "cards", "gpus": "cards", "strategy": "strategies"}
+LISTS = {"suites": list_suites, "models": list_models, "cards": list_cards}
 
 
 def first_sentence(doc: str | None) -> str:
     """Return the first sentence of a docstring, on one line."""
     paragraph = " ".join((doc or "").strip().partition("\n\n")[0].split())
     return re.split(r"(?<=[.]) (?=[A-Z`])", paragraph)[0].replace("``", "`")
-
-
-def _suites() -> list[tuple[Any, ...]]:
-    listed: list[tuple[Any, ...]] = []
-    for name in known_suites():
-        try:
-            suite = load_suite(name, "cpu")
-        except SuiteError as error:
-            listed.append((name, "-", Text(str(error), "red")))
-            continue
-        listed.append((Text(name, "bold"), len(suite.rows), suite.title))
-    return listed

@@ -8,12 +8,8 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
-
-from rich.console import Console
 
 from harness import RESULTS, opened
 from harness.commands import single_run
@@ -85,7 +81,7 @@ class Search:
     results: dict[int, Result] = dataclasses.field(default_factory=dict)
 
     def fits(self, micro_batch: int) -> bool:
-        """Run one probe, or return the stored outcome of an earlier search.
+        """Run one probe, or take the stored outcome of an earlier search.
 
         Raises:
             Unclear: the probe neither fitted nor ran out of memory.
@@ -94,27 +90,33 @@ class Search:
         resolved = resolve(dataclasses.replace(self.spec, global_batch=samples))
         folder = self.out / "runs" / run_name(resolved.spec)
         mark = f"{identity(resolved, self.machine)}-{self.limit_bytes or 'all'}"
-        result = None if self.fresh else found(folder)
-        if result and (result.identity != mark or result.status not in SETTLED):
-            result = None
-        if result and resolved.runs_users_code and not opened.unchanged(result.inputs):
-            result = None
-        name, more = f"{self.spec.recipe} x {micro_batch}", str(self.limit_bytes or 0)
-        if result is None:
+        name, result = f"{self.spec.recipe} x {micro_batch}", found(folder)
+        if (
+            result
+            and not self.fresh
+            and result.identity == mark
+            and result.status in SETTLED
+            and (opened.unchanged(result.inputs) or not resolved.runs_users_code)
+        ):
+            self.progress.skip(result, name)
+        else:
             self.progress.recipes.append(name)
             self.progress.begin_run(name, self.timeout)
-            given = {"timeout": self.timeout, "on_status": self.progress.status}
-            result = self.start(resolved, folder, **given, more=["--memory-limit", more])
+            more = ["--memory-limit", str(self.limit_bytes or 0)]
+            given = {"timeout": self.timeout, "on_status": self.progress.status, "more": more}
+            result = self.start(resolved, folder, **given)
             self.progress.end_run(result, name)
             result.identity = mark
             result.write(folder / "result.json")
-        else:
-            self.progress.skip(result, name)
         self.results[micro_batch] = result
         self.record(None)
         if result.status not in SETTLED:
             raise Unclear(result)
         return result.status is Status.OK
+
+    def ended(self, *ends: Status) -> list[int]:
+        """Return the sizes whose probe ended so."""
+        return [size for size, result in self.results.items() if result.status in ends]
 
     def record(self, answer: int | None) -> None:
         """Write the probes so far, ordered by size; ``answer`` is None during the search."""
@@ -124,28 +126,27 @@ class Search:
                 "global_batch": result.spec.global_batch,
                 "status": result.status.value,
                 "reason": result.reason,
-                "metered_bytes": _metered(result) or result.peak_so_far_bytes,
+                "metered_bytes": derive.highest(result.ranks, "allocated")
+                or result.peak_so_far_bytes,
             }
             for size, result in sorted(self.results.items())
         ]
         head = {"recipe": self.spec.recipe, "memory_limit_bytes": self.limit_bytes}
-        fits = [size for size, result in self.results.items() if result.status is Status.OK]
-        head["largest_known_to_fit"] = max(fits, default=None)
+        head["largest_known_to_fit"] = max(self.ended(Status.OK), default=None)
         write_json(self.out / "max_batch.json", {**head, "micro_batch": answer, "probes": probes})
 
     def known(self) -> str:
         """Describe the result of the probes so far."""
-        ends = {size: result.status for size, result in self.results.items()}
-        fits = [size for size, status in ends.items() if status is Status.OK]
-        over = [size for size, status in ends.items() if status in OUT_OF_MEMORY]
+        fits, over = self.ended(Status.OK), self.ended(*OUT_OF_MEMORY)
         words = [f"{max(fits)} fits"] if fits else []
         words += [f"{min(over)} does not"] if over else []
         return ", ".join(words) or "no probe had ended"
 
 
-def _metered(result: Result) -> int | None:
-    """Return the meter's highest count: live tensors on a GPU, else the resident mark."""
-    return derive.highest(result.ranks, "allocated")
+def _samples(spec: Spec, micro_batch: int) -> int:
+    """Return the global batch of that micro-batch."""
+    recipe = parse(spec.recipe)
+    return micro_batch * recipe.shares(spec.device, spec.processes) * recipe.accumulation
 
 
 # ---- the command ----
@@ -171,11 +172,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def max_batch(options: argparse.Namespace) -> int:
     """Search, print every probe and the largest batch that fits; return the exit code."""
-    console, state = make_console(), _begun(options, overrides(options))
-    console.print(f"each probe is a run of its own: {options.first} to "
-                  f"{options.most} samples a process", highlight=False)  # fmt: skip
+    console, first, most = make_console(), options.first, options.most
+    state = _begin(options)
+    text = f"each probe is a run of its own: {first} to {most} samples a process"
+    console.print(text, highlight=False)
     try:
-        best = search(state.fits, options.first, options.most)
+        best = search(state.fits, first, most)
     except KeyboardInterrupt:
         options.ending.begun = True
         console.print(f"interrupted: {state.known()}; the same command resumes", highlight=False)
@@ -187,19 +189,38 @@ def max_batch(options: argparse.Namespace) -> int:
     finally:
         state.progress.stop()
     state.record(best)
-    _tell(state, best, options.most, console)
+    limit = f" in {state.limit_bytes / 2**30:g} GiB" if state.limit_bytes else ""
+    if not best:
+        console.print(f"one sample does not fit{limit}: {state.results[1].way_out}")
+    else:
+        result, processes = state.results[best], state.spec.processes
+        size = (derive.highest(result.ranks, "allocated") or 0) / 2**30
+        name = "allocated" if result.meter == "cuda" else "resident"
+        over = f"{best + 1} ran out of memory"
+        console.print(
+            f"largest micro batch{limit}: {best} (global batch {result.spec.global_batch} on "
+            f"{processes} process{'es' * (processes > 1)}), {name} {size:.3f} GiB; "
+            f"{over if best + 1 in state.results else f'--most {most} ended the search'}"
+        )
+    console.print(str(short(state.out / "max_batch.json")), soft_wrap=True)
     return OK
 
 
-def _begun(options: argparse.Namespace, given: Mapping[str, Any]) -> Search:
+def _begin(options: argparse.Namespace) -> Search:
     """Start a search, after a check that the machine can run the recipe."""
     if not 1 <= options.first <= options.most:
         raise SpecError(f"first is {options.first}; give --first from 1 to --most {options.most}")
-    limit, console = options.memory_limit, make_console()
+    limit, console, given = options.memory_limit, make_console(), overrides(options)
     if limit is not None and not 0 < limit < float("inf"):
         raise SpecError(f"memory-limit is {limit:g}; give --memory-limit in GiB, above 0")
     out = Path(options.out or RESULTS / "max-batch" / slug(options.recipe)).absolute()
-    ask = functools.partial(_asked, options, given)
+
+    def ask(machine: Machine) -> Spec:
+        usual = single_run.usual(options.recipe, options.device, machine)
+        spec = Spec(**{**DATA, **usual, **given, **STEPS})  # given values win, except for the steps
+        spec.check()
+        return dataclasses.replace(spec, global_batch=_samples(spec, 1))  # the smallest probe
+
     machine, row = single_run.checked(ask, out, FILES, options, console)
     return Search(
         spec=row.resolved.spec,
@@ -210,33 +231,3 @@ def _begun(options: argparse.Namespace, given: Mapping[str, Any]) -> Search:
         timeout=options.timeout,
         fresh=options.fresh,
     )
-
-
-def _asked(options: argparse.Namespace, given: Mapping[str, Any], machine: Machine) -> Spec:
-    """Return the spec with one sample per process and micro-batch, the smallest possible probe."""
-    usual = single_run.usual(options.recipe, options.device, machine)
-    spec = Spec(**{**DATA, **usual, **given, **STEPS})  # given values win, except for the steps
-    spec.check()
-    return dataclasses.replace(spec, global_batch=_samples(spec, 1))
-
-
-def _samples(spec: Spec, micro_batch: int) -> int:
-    recipe = parse(spec.recipe)
-    return micro_batch * recipe.shares(spec.device, spec.processes) * recipe.accumulation
-
-
-def _tell(state: Search, best: int, most: int, console: Console) -> None:
-    limit = f" in {state.limit_bytes / 2**30:g} GiB" if state.limit_bytes else ""
-    if not best:
-        console.print(f"one sample does not fit{limit}: {state.results[1].way_out}")
-    else:
-        size = (_metered(state.results[best]) or 0) / 2**30
-        name = "allocated" if state.results[best].meter == "cuda" else "resident"
-        over = state.results.get(best + 1)
-        above = f"{best + 1} ran out of memory" if over else f"--most {most} ended the search"
-        console.print(
-            f"largest micro batch{limit}: {best} (global batch {_samples(state.spec, best)} on "
-            f"{state.spec.processes} process{'es' * (state.spec.processes > 1)}), "
-            f"{name} {size:.3f} GiB; {above}"
-        )
-    console.print(str(short(state.out / "max_batch.json")), soft_wrap=True)

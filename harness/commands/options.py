@@ -31,11 +31,7 @@ def add_settings(
 ) -> None:
     """Add an option for each field of a spec except ``leave_out``; ``parser`` may be a group.
 
-    Only commands that can start on several machines add the number of machines.
-
-    Args:
-        defaults: the command's own defaults, shown in the help.
-        sampling: whether the command can draw samples.
+    ``defaults`` are the command's own, for the help. ``sampling``: it can draw samples.
     """
     leave_out += OF_PLANS if sampling else (*OF_PLANS, *OF_SAMPLING)
     parser.add_argument("--device", choices=DEVICES, help="cpu or cuda (default: cuda if there)")
@@ -122,7 +118,6 @@ def write_answer(options: argparse.Namespace, answer: Mapping[str, Any]) -> None
 
 def check_file(path: Path, name: str, *, force: bool = False) -> None:
     """Check, before hours of work, that the file of option ``name`` can be written, and claim it.
-    Creates its folder.
 
     Raises:
         SpecError: it cannot be written.

@@ -25,8 +25,8 @@ ENDED = (Status.OK, Status.VOID)
 """Ends of rows that ran to completion. Only their durations predict those of the next rows."""
 NAME = 22
 """Characters of a recipe that leave room for the numbers of its run on 80 columns."""
-STYLES = {Status.OK: "green", Status.VOID: "red", Status.FAILED: "red", Status.TIMEOUT: "red"}
-STYLES |= {Status.NODE_LOST: "red"}
+RED = (Status.VOID, Status.FAILED, Status.TIMEOUT, Status.NODE_LOST)
+STYLES = {Status.OK: "green", **dict.fromkeys(RED, "red")}
 
 
 class LiveLine:
@@ -43,6 +43,10 @@ class LiveLine:
     def line(self) -> Text:
         """Return the live line."""
         raise NotImplementedError
+
+    def rest_seconds(self) -> float | None:
+        """Estimate the seconds left; None if nothing is known of them."""
+        return None
 
     def start(self) -> None:
         """Show the line until ``stop``; a log has none."""
@@ -65,18 +69,19 @@ class LiveLine:
             self.live = None
 
     def say(self, text: Text) -> None:
-        """Print a line that stays."""
-        # soft_wrap: the terminal wraps a long reason; a log file never cuts it.
+        """Print a line that stays: a terminal wraps a long reason, and a log file never cuts it."""
         self.console.print(text, soft_wrap=not self.console.is_terminal)
+
+    def beat(self) -> bool:
+        """Return whether a log file gets a line now, which it does once a minute."""
+        due = self.live is None and self.now() - self.said >= HEARTBEAT_SECONDS
+        self.said = self.now() if due else self.said
+        return due
 
     @property
     def seconds(self) -> float:
         """The seconds since ``start``."""
         return self.now() - self.begun
-
-    def rest_seconds(self) -> float | None:
-        """Estimate the seconds left; None if nothing is known of them."""
-        return None
 
     def rest(self) -> str:
         """Return the seconds left in words, with a gap before them; empty if unknown."""
@@ -94,14 +99,8 @@ class Waiting(LiveLine):
     ``expected`` is the seconds that it usually takes, for the time left; 0 without an estimate.
     """
 
-    def __init__(
-        self,
-        console: Console,
-        name: str,
-        expected: float = 0.0,
-        now: Callable[[], float] = time.monotonic,
-    ) -> None:
-        super().__init__(console, now)
+    def __init__(self, console: Console, name: str, expected: float = 0.0) -> None:
+        super().__init__(console)
         self.name, self.expected, self.step = name, expected, ""
 
     def tell(self, step: str) -> None:
@@ -144,10 +143,7 @@ class Predictions(LiveLine):
         self.days: list[str] = []
 
     def begin(self, names: Sequence[str], why: str = "", kept: Collection[int] = ()) -> None:
-        """Start ``len(names)`` predictions.
-
-        ``why`` is their purpose. ``kept`` has the indices of predictions from an earlier call.
-        """
+        """Start predictions, for the purpose ``why``; ``kept`` are the indices of older ones."""
         self.names, self.kept, self.why, self.last = list(names), kept, why, ""
         self.ended, self.count = 0, len(names) - len(kept)
         if not self.count:
@@ -163,12 +159,10 @@ class Predictions(LiveLine):
     def done(self, index: int, prediction: Prediction) -> None:
         """Count the prediction at ``index``, which has ended."""
         self.days += [prediction.recorded] if prediction.recorded else []
-        if index in self.kept:
-            return
-        self.ended, self.last = self.ended + 1, self.names[index]
-        if self.live is None and self.now() - self.said >= HEARTBEAT_SECONDS:
-            self.said = self.now()
-            self.say(self.line())
+        if index not in self.kept:
+            self.ended, self.last = self.ended + 1, self.names[index]
+            if self.beat():
+                self.say(self.line())
 
     def tell_recorded(self) -> None:
         """Print how many predictions ship with the project, and when they were made."""
@@ -209,9 +203,6 @@ def phase_words(status: dict[str, Any]) -> str:
     return RUN_PHASES.get(phase or "start", phase or "")
 
 
-# ---- suites ----
-
-
 class Progress(LiveLine):
     """Progress of a suite: the current run, recipe, phase and step, the time taken and left."""
 
@@ -241,8 +232,7 @@ class Progress(LiveLine):
     def status(self, status: dict[str, Any]) -> None:
         """Show a run's status: phase, step, of (``launch.run``)."""
         self.last = status
-        if self.live is None and self.now() - self.said >= HEARTBEAT_SECONDS:
-            self.said = self.now()
+        if self.beat():
             text = f"{self._place()} {self.recipe}: {self._where()}  {clock(self.seconds)}"
             self.say(Text(text))
 
@@ -253,8 +243,7 @@ class Progress(LiveLine):
             self.spent.append(seconds)
         self.stop()
         self._finished(result, f"  {clock(seconds)}", name)
-        if result.launch and result.launch.others:
-            others = result.launch.others
+        if result.launch and (others := result.launch.others):
             more = f" and {len(others) - 1} more" if others[1:] else ""
             text = f"another Headroom was at work meanwhile (process {others[0]}{more}): "
             text += "measure again with --fresh"
@@ -276,6 +265,12 @@ class Progress(LiveLine):
         place, now = f"{self._place()} ", f"{self._where()}  {self.times()}  "
         given: dict[str, Any] = {"no_wrap": True, "overflow": "ellipsis"}
         return Text.assemble((place, "dim"), now, (self.recipe, "bold"), **given)
+
+    def rest_seconds(self) -> float | None:
+        if not self.spent:
+            return None
+        mean, spent = statistics.fmean(self.spent), self.seconds
+        return max(0.0, mean - spent) + mean * sum(self.to_run[self.done + 1 :])
 
     def _finished(self, result: Result, after: str, name: str) -> None:
         self.done += 1
@@ -301,12 +296,6 @@ class Progress(LiveLine):
     def _where(self) -> str:
         step, of = (self.last.get(key) for key in ("step", "of"))
         return phase_words(self.last) + (f" {step}/{of}" if of else "")
-
-    def rest_seconds(self) -> float | None:
-        if not self.spent:
-            return None
-        mean, spent = statistics.fmean(self.spent), self.seconds
-        return max(0.0, mean - spent) + mean * sum(self.to_run[self.done + 1 :])
 
 
 def summary(result: Result) -> str:

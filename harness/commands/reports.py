@@ -59,10 +59,7 @@ def compare(options: argparse.Namespace) -> int:
 
 
 def show(results: Sequence[Result], skipped: Sequence[str], out: Path, console: Console) -> bool:
-    """Write the report of ``out``, and print its table and the names of its files.
-
-    Files that cannot be written are named too. Return whether all were written.
-    """
+    """Write the report of ``out``, and print its table and files; return whether all went well."""
     lost: list[str] = []
     if not results:
         return True

@@ -108,10 +108,9 @@ def _measured(
     options: argparse.Namespace,
     console: Console,
 ) -> tuple[list[Planned], list[Result], int | None]:
-    """Return the rows as planned after the machine is examined, and their results.
+    """Return the rows as planned on the examined machine, their results, and a decided exit code.
 
-    The third value is the exit code if it is decided already, else None. ``node`` is this machine
-    if the rows run on several.
+    ``node`` is this machine if the rows run on several.
     """
     ops = needed_ops([row for row in asked.rows if not row.refusal])
     machine = examined(console, out, ops)
@@ -168,11 +167,7 @@ class Asked(NamedTuple):
 
 
 def ask(options: argparse.Namespace, given: Mapping[str, Any], machine: Machine) -> Asked:
-    """Return the requested rows.
-
-    Raises:
-        BadInput: refused here, before any process starts.
-    """
+    """Return the requested rows; a BadInput refuses them before any process starts."""
     gpus = len(machine.gpus) * max(1, given.get("nodes", 1))
     suite = _suite(options, given, machine)
     specs = matrix.specs(suite, given, gpus=gpus, gpu_bytes=machine.smallest_gpu_bytes)

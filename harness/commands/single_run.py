@@ -35,9 +35,7 @@ def usual(recipe: str, device: str | None, machine: Machine) -> dict[str, Any]:
 def planned(
     ask: Ask, folder: Path, device: str | None, console: Console | None = None
 ) -> tuple[Machine, Planned]:
-    """Return the machine and the row, checked without starting a process.
-
-    Torch is queried only if ``device``, as requested, is a GPU and nvidia-smi finds none.
+    """Return the machine and the row, checked without starting a process (but ``console.sighted``).
 
     Raises:
         BadInput: the row cannot run, and the command has no other row.
@@ -72,11 +70,7 @@ def checked(
 def launched(
     row: Planned, command: str, progress: Progress, timeout: float | None, more: Sequence[str]
 ) -> Result:
-    """Run the row with its progress; ``more`` are words for the worker that no spec has.
-
-    Raises:
-        process.Interrupted: Ctrl-C.
-    """
+    """Run the row with its progress; ``more`` are words for the worker that no spec has."""
     recipe = row.resolved.spec.recipe
     progress.begin_suite(command, [recipe], [True])
     progress.begin_run(recipe, timeout)

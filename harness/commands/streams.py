@@ -11,15 +11,14 @@ import errno
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 
 class Lasting:
-    """A stream that discards text after its first failed write.
+    """A stream that discards text after its first failed write: a run needs no reader.
 
-    A run must not end because its output has no reader. ``lost`` is the error; ``warns`` prints it
-    on stderr.
+    ``lost`` is the error; ``warns`` prints it on stderr.
     """
 
     def __init__(self, stream: Any, *, warns: bool = False) -> None:
@@ -28,37 +27,32 @@ class Lasting:
 
     def write(self, text: str) -> int:
         """Write like a text stream."""
-        if self.lost is None:
-            try:
-                self.stream.write(text)
-            except (OSError, ValueError) as error:
-                self._lose(error)
+        self._attempt(self.stream.write, text)
         return len(text)
 
     def flush(self) -> None:
         """Flush like a stream."""
-        if self.lost is None:
-            try:
-                self.stream.flush()
-            except (OSError, ValueError) as error:
-                self._lose(error)
+        self._attempt(self.stream.flush)
 
     @property
     def failed(self) -> str:
         """Return why text was lost; empty if none was, or if the reader closed the pipe."""
-        if self.lost is None or getattr(self.lost, "errno", None) == errno.EPIPE:
-            return ""
-        return getattr(self.lost, "strerror", None) or str(self.lost)
+        closed = self.lost is None or getattr(self.lost, "errno", None) == errno.EPIPE
+        return "" if closed else getattr(self.lost, "strerror", None) or str(self.lost)
 
-    def _lose(self, error: Exception) -> None:
-        self.lost = error
-        with contextlib.suppress(OSError, ValueError, AttributeError):
-            # Discard the buffer, which would raise again at exit.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), self.stream.fileno())
-        if self.warns:
-            why = getattr(error, "strerror", None) or str(error)
-            said = f"standard output was closed ({why}): the run continues, its results are kept"
-            print(said, file=sys.stderr, flush=True)
+    def _attempt(self, act: Callable[..., Any], *given: str) -> None:
+        try:
+            if self.lost is None:
+                act(*given)
+        except (OSError, ValueError) as error:
+            self.lost = error
+            with contextlib.suppress(OSError, ValueError, AttributeError):
+                # Discard the buffer, which would raise again at exit.
+                os.dup2(os.open(os.devnull, os.O_WRONLY), self.stream.fileno())
+            if self.warns:
+                why = getattr(error, "strerror", None) or str(error)
+                said = f"standard output was closed ({why}): the run continues, its results are "
+                print(f"{said}kept", file=sys.stderr, flush=True)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.stream, name)
@@ -67,6 +61,14 @@ class Lasting:
 @contextlib.contextmanager
 def lasting_streams(*, warns: bool) -> Iterator[Lasting]:
     """Replace stdout and stderr by lasting streams that escape what their encoding lacks."""
+    # Closed streams (>&-) get the null device, or the next opened file would take their number.
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest free number is this one
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(os.dup(number), mode))
     before: tuple[Any, Any] = (sys.stdout, sys.stderr)
     for stream in before:
         with contextlib.suppress(AttributeError, ValueError):
@@ -79,20 +81,6 @@ def lasting_streams(*, warns: bool) -> Iterator[Lasting]:
         sys.stdout, sys.stderr = before
 
 
-def open_descriptors() -> None:
-    """Open closed standard streams (``>&-``) on the null device.
-
-    Otherwise the next opened file would take a stream's number, and output would go into that file.
-    """
-    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
-        try:
-            os.fstat(number)
-        except OSError:
-            os.open(os.devnull, os.O_RDWR)  # the lowest free number is this one
-        if getattr(sys, name) is None:
-            setattr(sys, name, os.fdopen(os.dup(number), mode))
-
-
 class Ending:
     """Context manager: SIGTERM and SIGHUP end a command once, as Ctrl-C does.
 
@@ -100,15 +88,13 @@ class Ending:
     of the first. A signal that is ignored at the start stays ignored, as nohup requires.
     """
 
-    NUMBERS = (signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM))  # Windows has no SIGHUP
-
     def __init__(self) -> None:
         self.begun = False
         self.before: dict[int, Any] = {}
 
     def __enter__(self) -> Ending:
-        for number in self.NUMBERS:
-            if signal.getsignal(number) is not signal.SIG_IGN:
+        for number in (signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)):  # not Windows
+            if number not in self.before and signal.getsignal(number) is not signal.SIG_IGN:
                 with contextlib.suppress(ValueError):  # only the main thread may set handlers
                     self.before[number] = signal.signal(number, self._came)
         return self

@@ -17,10 +17,9 @@ import importlib.util
 import itertools
 import os
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING
 
 from strategies.base import BadInput
 from strategies.subject import DataFacts
@@ -45,25 +44,6 @@ TOGETHER = 256
 kernels."""
 
 
-class Dataset(Protocol):
-    """Samples by index."""
-
-    facts: DataFacts
-
-    def fetch(self, indices: np.ndarray) -> tuple[Tensor, Tensor | Mapping[str, Tensor]]:
-        """Return x float32 [n, C, H, W] and y int64 [n], both on the dataset's device.
-
-        For a model that brings its own samples, return x in the model's layout, and its conditions
-        by name.
-        """
-
-    def begin(self, indices: np.ndarray) -> None:
-        """Announce all indices that a step will fetch, in order."""
-
-    def expect(self, indices: np.ndarray) -> None:
-        """Announce the next fetch, so that reading can begin."""
-
-
 @functools.lru_cache(maxsize=2)
 def _permutation(seed: int, size: int, epoch: int) -> np.ndarray:
     import numpy as np
@@ -74,10 +54,9 @@ def _permutation(seed: int, size: int, epoch: int) -> np.ndarray:
 
 
 def sample_order(seed: int, size: int, first: int, count: int) -> np.ndarray:
-    """Return the dataset indices of the global positions ``first`` .. ``first + count - 1``.
+    """Return the dataset indices, int64 [count], of the global positions from ``first`` on.
 
-    Position p is in epoch ``p // size``; each epoch is its own shuffle of all samples. The result
-    is int64 [count] and depends only on (seed, size).
+    Position p is in epoch ``p // size``; each epoch is its own shuffle of all samples.
     """
     import numpy as np
 
@@ -90,14 +69,15 @@ def sample_order(seed: int, size: int, first: int, count: int) -> np.ndarray:
     return np.concatenate(parts) if parts else np.empty(0, np.int64)
 
 
+# ---- sources ----
+
+
 def check_data(name: str, *, thorough: bool = True) -> DataFacts:
-    """Return facts of the data source ``name``.
+    """Return facts of the data source ``name``, without torch.
 
     Names: digits, synthetic, synthetic:SIZE (of a latent), latents:PATH, vae:SIZE or
-    vae_small:SIZE (pixels of an image, encoded in every step).
-
-    Every header of a latents folder is read, or only the first unless ``thorough``. Imports no
-    torch.
+    vae_small:SIZE (pixels of an image, encoded in every step). Every header of a latents folder is
+    read, or only the first unless ``thorough``.
 
     Raises:
         BadInput: one line that names the error and a remedy.
@@ -106,12 +86,37 @@ def check_data(name: str, *, thorough: bool = True) -> DataFacts:
     if kind == "latents":
         if not detail:
             raise BadInput("latents needs a folder; write latents:PATH")
-        from harness.data.latents import Folder
+            from harness.data.latents import Folder
 
-        return _folder_facts(Folder(detail, thorough=thorough))
+        return folder_facts(Folder(detail, thorough=thorough))
     if kind in ("vae", "vae_small"):
-        return _image_facts(kind, detail)
-    return _resident_facts(name, kind, detail)
+        pixels = int(detail or 256) if (detail or "256").isdecimal() else 0
+        if pixels % 8 or pixels < 16:
+            raise BadInput(
+                f"{kind} cannot encode images of {detail!r} pixels; write {kind}:256, or "
+                "another multiple of 8"
+            )
+        if importlib.util.find_spec("diffusers") is None:
+            text = f"{kind} needs diffusers; pip install diffusers, or use --data synthetic"
+            raise BadInput(text)
+        return DataFacts(size=IMAGES, channels=4, input_size=pixels // 8, classes=1000)
+    if kind == "digits" and not detail:
+        if importlib.util.find_spec("sklearn") is None:
+            raise BadInput("digits needs scikit-learn; install it, or use --data synthetic")
+        return DataFacts(size=1797, channels=4, input_size=32, classes=10)
+    if kind == "synthetic" and (not detail or (detail.isdecimal() and int(detail) > 0)):
+        return DataFacts(size=POOL, channels=4, input_size=int(detail or 32), classes=1000)
+    hint = "write digits, synthetic, latents:PATH or vae"
+    if kind in NAMES:
+        hint = "write digits, synthetic or synthetic:SIZE"
+    elif near := difflib.get_close_matches(kind, NAMES, n=1):
+        hint = f"did you mean {near[0]}?"
+    raise BadInput(f"unknown data {name!r}; {hint}")
+
+
+def folder_facts(folder: Folder) -> DataFacts:
+    channels, side, _ = folder.sample_shape
+    return DataFacts(len(folder), channels, side, folder.classes)
 
 
 def stamp(name: str) -> list[tuple[str, int]]:
@@ -126,162 +131,34 @@ def stamp(name: str) -> list[tuple[str, int]]:
         return []
     folders = sorted(p for p in (Path(path), *Path(path).glob("*")) if p.is_dir())
     files = itertools.chain.from_iterable(map(os.scandir, folders))
-    times = [(entry.name, _changed_ns(entry)) for entry in itertools.islice(files, STAMPED)]
+    times = []
+    for entry in itertools.islice(files, STAMPED):
+        broken = entry.is_symlink() and not os.path.exists(entry.path)
+        times.append((entry.name, entry.stat(follow_symlinks=not broken).st_mtime_ns))
     return [*((p.name, p.stat().st_mtime_ns) for p in folders), *sorted(times)]
 
 
-def _changed_ns(entry: os.DirEntry[str]) -> int:
-    """Return the time of the last change of a file; of a broken link, its own."""
-    try:
-        return entry.stat().st_mtime_ns
-    except OSError:
-        return entry.stat(follow_symlinks=False).st_mtime_ns
+# ---- the feed ----
 
 
-def open_data(name: str, device: torch.device | str) -> Dataset:
-    """Return the dataset called ``name``, with tensors on ``device``.
+class Dataset:
+    """Samples by index."""
 
-    A folder's files are checked when they are fetched, so opening reads only the listing.
+    facts: DataFacts
 
-    Raises:
-        BadInput: as ``check_data``.
-    """
-    kind, _, detail = name.partition(":")
-    if kind == "latents" and detail:
-        from harness.data.latents import Folder
+    def fetch(self, indices: np.ndarray) -> tuple[Tensor, Tensor | Mapping[str, Tensor]]:
+        """Return x float32 [n, C, H, W] and y int64 [n], both on the dataset's device.
 
-        return Latents(Folder(detail, thorough=False), device)
-    facts = check_data(name)
-    if kind in ("vae", "vae_small"):
-        from harness.data.vae import Images
-
-        return Images(kind, facts, device)
-    return Resident(facts, *(_digits() if kind == "digits" else _synthetic(facts)), device)
-
-
-def _folder_facts(folder: Folder) -> DataFacts:
-    channels, side, _ = folder.sample_shape
-    return DataFacts(len(folder), channels, side, folder.classes)
-
-
-def _image_facts(kind: str, detail: str) -> DataFacts:
-    if not (detail or "256").isdecimal() or int(detail or 256) % 8 or int(detail or 256) < 16:
-        raise BadInput(
-            f"{kind} cannot encode images of {detail!r} pixels; write {kind}:256, or "
-            "another multiple of 8"
-        )
-    if importlib.util.find_spec("diffusers") is None:
-        raise BadInput(f"{kind} needs diffusers; pip install diffusers, or use --data synthetic")
-    return DataFacts(size=IMAGES, channels=4, input_size=int(detail or 256) // 8, classes=1000)
-
-
-def _resident_facts(name: str, kind: str, detail: str) -> DataFacts:
-    if kind == "digits" and not detail:
-        if importlib.util.find_spec("sklearn") is None:
-            raise BadInput("digits needs scikit-learn; install it, or use --data synthetic")
-        return DataFacts(size=1797, channels=4, input_size=32, classes=10)
-    if kind == "synthetic" and (not detail or (detail.isdecimal() and int(detail) > 0)):
-        return DataFacts(size=POOL, channels=4, input_size=int(detail or 32), classes=1000)
-    if kind in NAMES:
-        raise BadInput(f"unknown data {name!r}; write digits, synthetic or synthetic:SIZE")
-    near = difflib.get_close_matches(kind, NAMES, n=1)
-    hint = f"did you mean {near[0]}?" if near else "write digits, synthetic, latents:PATH or vae"
-    raise BadInput(f"unknown data {name!r}; {hint}")
-
-
-def _digits() -> tuple[np.ndarray, np.ndarray]:
-    """Return scikit-learn's handwritten digits as latents in [-1, 1].
-
-    The 8 x 8 pixels have 17 grey levels. Each pixel is enlarged to 4 x 4, so that patch 4 sees one
-    pixel per token, and repeated in 4 channels.
-    """
-    import numpy as np
-
-    # Read only its file: importing scikit-learn loads all of scipy, a second for each rank.
-    found: Any = importlib.util.find_spec("sklearn")
-    library = Path(found.origin).parent
-    table = np.loadtxt(library / "datasets/data/digits.csv.gz", np.float32, delimiter=",")
-    pixels = table[:, :-1].reshape(-1, 1, 8, 8) / 8 - 1
-    latents = pixels.repeat(4, axis=1).repeat(4, axis=2).repeat(4, axis=3)
-    return latents, table[:, -1].astype(np.int64)
-
-
-def _synthetic(facts: DataFacts) -> tuple[np.ndarray, np.ndarray]:
-    """Return standard normal latents and uniform labels, the same on every machine."""
-    import numpy as np
-
-    rng = np.random.default_rng(0)
-    latents = rng.standard_normal((facts.size, *facts.sample_shape), dtype=np.float32)
-    return latents, rng.integers(facts.classes, size=facts.size)
-
-
-class Ready:
-    """Part of a dataset that has no files to read."""
+        For a model that brings its own samples, return x in the model's layout, and its conditions
+        by name. A ValueError names an unusable file.
+        """
+        raise NotImplementedError
 
     def begin(self, indices: np.ndarray) -> None:
-        """Do nothing: a sample is copied when it is fetched."""
+        """Announce all indices that a step will fetch, in order."""
 
     def expect(self, indices: np.ndarray) -> None:
-        """Do nothing: there are no files to read."""
-
-
-class Resident(Ready):
-    """A small dataset that is entirely on the device."""
-
-    def __init__(
-        self, facts: DataFacts, x: np.ndarray, y: np.ndarray, device: torch.device | str
-    ) -> None:
-        import torch
-
-        from harness.data.latents import Indices
-
-        self.facts = facts
-        self.x_all, self.y_all = (torch.from_numpy(a).to(device) for a in (x, y))
-        self._step = Indices(self.x_all.device)
-
-    def begin(self, indices: np.ndarray) -> None:
-        """See ``Dataset.begin``."""
-        self._step.begin(indices)
-
-    def fetch(self, indices: np.ndarray) -> tuple[Tensor, Tensor]:
-        """See ``Dataset.fetch``."""
-        chosen = self._step.take(indices)
-        return self.x_all[chosen], self.y_all[chosen]
-
-
-class Latents:
-    """A folder of latents, read file by file, one fetch ahead of the training step."""
-
-    def __init__(self, folder: Folder, device: torch.device | str) -> None:
-        import torch
-
-        self.facts = _folder_facts(folder)
-        self.folder = folder
-        self.device = torch.device(device)
-        self._reader = ThreadPoolExecutor(1)
-        self._coming: tuple[bytes, Future[Any]] | None = None
-
-    def fetch(self, indices: np.ndarray) -> tuple[Tensor, Tensor]:
-        """See ``Dataset.fetch``; ValueError names an unusable file."""
-        import torch
-
-        from harness.data.latents import on_device
-
-        coming, self._coming = self._coming, None
-        if coming is not None and coming[0] == indices.tobytes():
-            arrays = coming[1].result()
-        else:
-            arrays = self.folder.read(indices)
-        x, y = (on_device(torch.from_numpy(a), self.device) for a in arrays)
-        return x, y
-
-    def begin(self, indices: np.ndarray) -> None:
-        """Do nothing: files are read one fetch ahead (``expect``)."""
-
-    def expect(self, indices: np.ndarray) -> None:
-        """See ``Dataset.expect``; an error in a file is raised by the fetch that needs it."""
-        reading = self._reader.submit(self.folder.read, indices)
-        self._coming = (indices.tobytes(), reading)
+        """Announce the next fetch, so that reading can begin."""
 
 
 @dataclass(frozen=True)
@@ -309,11 +186,10 @@ class Feed:
     """Micro-batches of one rank.
 
     It owns the ``share``-th of ``shares`` equal parts of every global batch, split into
-    micro-batches in order. The number of shares is the layout's data-parallel degree; ranks that
-    work on the same sample own the same share. ``draw`` is the objective's: it returns timesteps
-    and noise from a generator. ``together`` is the size of a block of samples whose random values
-    are generated at once, by every rank that has one of them. It is the only field here that
-    changes the random values.
+    micro-batches in order; ranks that work on the same sample own the same share. ``draw`` is the
+    objective's: it returns timesteps and noise from a generator. ``together`` is the size of a
+    block of samples whose random values are generated at once, by every rank that has one of them:
+    the only field here that changes the random values.
 
     Raises:
         ValueError: the global batch is no multiple of shares x micro_batch.
@@ -358,8 +234,7 @@ class Feed:
             yield Batch(x, t_B, noise_BCHW, {**known, "drop": drop_B}, chosen)
 
     def _order(self, step: int, start: int, count: int) -> np.ndarray:
-        """Return the dataset indices of ``count`` samples from position ``start`` of step ``step``
-        on."""
+        """Return the dataset indices of ``count`` samples of a step from position ``start`` on."""
         first = step * self.global_batch + start
         return sample_order(self.seed, self.dataset.facts.size, first, count)
 
@@ -367,10 +242,7 @@ class Feed:
         self, step: int, start: int, stop: int, drawn: Drawn
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return timesteps, noise and withheld labels of samples ``start`` to ``stop`` of the
-        global batch.
-
-        ``drawn`` caches a block that the next micro-batch shares.
-        """
+        global batch. ``drawn`` caches a block that the next micro-batch shares."""
         import torch
 
         parts = []

@@ -1,11 +1,9 @@
 """Folders of latents in the layout of public DiT trainers: one .npy per sample, one per label.
 
 Layout of fast-DiT: ``PATH/X_features/N.npy`` each [1, C, H, H], ``PATH/X_labels/N.npy`` each [1].
-Samples and labels are matched by file name. Matching the two listings by position trains on wrong
-labels as soon as one file is missing.
-
-Headers are read without numpy's loader, so a check of every file reads no data. This module imports
-no torch, because the launching process checks folders too.
+They are matched by file name: matching the two listings by position trains on wrong labels as soon
+as one file is missing. Headers are read without numpy's loader, so a check of every file reads no
+data. This module imports no torch, because the launching process checks folders too.
 """
 
 from __future__ import annotations
@@ -18,17 +16,12 @@ import tokenize
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from strategies.base import BadInput
 from strategies.files import open_foreign
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
-
 
 CLASSES = 1000
 READERS = 8
@@ -50,11 +43,9 @@ class Header:
 
 
 class Folder:
-    """A checked pair of folders.
+    """A checked pair of folders, below ``path``.
 
-    Args:
-        path: the folder that holds ``*_features`` and ``*_labels``.
-        thorough: read every file's header and every label; else only the first sample's.
+    ``thorough`` reads every file's header and every label; else only the first sample's.
 
     Raises:
         BadInput: one line that names the folder or file, the error and a remedy.
@@ -66,7 +57,12 @@ class Folder:
         self.features, self.labels = _pair_of_folders(Path(path).expanduser())
         self.names = _pair_of_listings(self.features, self.labels)
         self.header, _ = _header(self.features / self.names[0])
-        self._check_shape()
+        shape = self.header.shape
+        plain = len(shape) == 3 or (len(shape) == 4 and shape[0] == 1)
+        square = plain and shape[-1] == shape[-2] and 0 not in shape
+        if not square or self.header.dtype.kind != "f":
+            first = self.features / self.names[0]
+            raise BadInput(f"{first} holds {self.header}; a latent is float [1, C, H, H]")
         for name in self.names if thorough else self.names[:1]:
             self._check_header(name)
             self._label(name)
@@ -117,14 +113,6 @@ class Folder:
             raise BadInput(f"{path} holds label {label}; classes are 0 to {CLASSES - 1}")
         return label
 
-    def _check_shape(self) -> None:
-        shape = self.header.shape
-        plain = len(shape) == 3 or (len(shape) == 4 and shape[0] == 1)
-        square = plain and shape[-1] == shape[-2] and 0 not in shape
-        if not square or self.header.dtype.kind != "f":
-            path = self.features / self.names[0]
-            raise BadInput(f"{path} holds {self.header}; a latent is float [1, C, H, H]")
-
     def _check_header(self, name: str) -> Header:
         path = self.features / name
         header, _ = _header(path)
@@ -154,7 +142,10 @@ def _pair_of_folders(root: Path) -> tuple[Path, Path]:
 
 
 def _pair_of_listings(features: Path, labels: Path) -> list[str]:
-    ours, theirs = _listing(features), _listing(labels)
+    ours, theirs = (
+        {name for name in os.listdir(folder) if name.endswith(".npy")}
+        for folder in (features, labels)
+    )
     for folder, missing in ((labels, ours - theirs), (features, theirs - ours)):
         if missing:
             first = min(missing, key=_number)
@@ -167,11 +158,6 @@ def _pair_of_listings(features: Path, labels: Path) -> list[str]:
     return sorted(ours, key=_number)
 
 
-def _listing(folder: Path) -> set[str]:
-    with os.scandir(folder) as entries:
-        return {entry.name for entry in entries if entry.name.endswith(".npy")}
-
-
 def _number(name: str) -> tuple[float, str]:
     """Return a sort key: 2.npy before 10.npy, names that are not numbers last."""
     stem = name.removesuffix(".npy")
@@ -180,20 +166,16 @@ def _number(name: str) -> tuple[float, str]:
 
 @functools.lru_cache(maxsize=64)
 def _parse(header: bytes) -> Header:
-    """Parse the header of an .npy file. It is cached: most files of a folder have the same
-    header."""
+    """Parse the header of an .npy file, once for the files of a folder with the same header."""
     file = io.BytesIO(header)
-    read = {
-        (1, 0): np.lib.format.read_array_header_1_0,
-        (2, 0): np.lib.format.read_array_header_2_0,
-    }
-    shape, fortran, dtype = read[np.lib.format.read_magic(file)](file)
+    new = np.lib.format.read_magic(file) > (1, 0)
+    read = np.lib.format.read_array_header_2_0 if new else np.lib.format.read_array_header_1_0
+    shape, fortran, dtype = read(file)
     return Header(shape, dtype, "F" if fortran else "C", file.tell())
 
 
 def _header(path: Path) -> tuple[Header, bytes]:
-    """Return the header of an .npy file and its first bytes, after a check that the file is
-    complete."""
+    """Return an .npy file's header and its first bytes; check that the file is complete."""
     try:
         with open_foreign(path) as file:
             head, size = file.read(HEAD), os.fstat(file.fileno()).st_size
@@ -205,45 +187,7 @@ def _header(path: Path) -> tuple[Header, bytes]:
         raise BadInput(f"{path} is not a readable .npy file ({reason})") from fault
     needed = header.start + math.prod(header.shape) * header.dtype.itemsize
     if header.dtype.hasobject or size < needed:
-        damage = (
-            "holds Python objects" if header.dtype.hasobject else f"has {size} of {needed} bytes"
-        )
+        short = f"has {size} of {needed} bytes"
+        damage = "holds Python objects" if header.dtype.hasobject else short
         raise BadInput(f"{path} {damage}; extract it again")
     return header, head
-
-
-# ---- indices on the device ----
-
-
-def on_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """Copy to ``device``; to a GPU from pinned memory, because only that overlaps with its work."""
-    if device.type == "cuda":
-        pinned = tensor.pin_memory()  # in a line of its own: a traceback tells which of both failed
-        return pinned.to(device, non_blocking=True)
-    return tensor.to(device)
-
-
-class Indices:
-    """Indices on the device, copied once per step, so that its micro-batches wait for no copy."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self._left, self._there = np.empty(0, np.int64), None
-
-    def begin(self, indices: np.ndarray) -> None:
-        """Copy the indices that the next calls of ``take`` will request, in order."""
-        self._left, self._there = np.array(indices), self._copied(indices)
-
-    def take(self, indices: np.ndarray) -> Tensor:
-        """Return these indices on the device, int64 [n]; unannounced ones are copied now."""
-        count = len(indices)
-        if self._there is None or not np.array_equal(self._left[:count], indices):
-            return self._copied(indices)
-        chosen = self._there[:count]
-        self._left, self._there = self._left[count:], self._there[count:]
-        return chosen
-
-    def _copied(self, indices: np.ndarray) -> Tensor:
-        import torch
-
-        return on_device(torch.from_numpy(np.array(indices)), self.device)

@@ -1,8 +1,4 @@
-"""Files of a training's checkpoints: completeness, matching terms and ownership.
-
-This module does not import torch: the launching process refuses an unusable checkpoint before
-anything starts.
-"""
+"""Checkpoints of a training: completeness, matching terms and ownership. Imports no torch."""
 
 from __future__ import annotations
 
@@ -60,11 +56,7 @@ def finished(folder: Path) -> list[Path]:
 
 
 def facts_of(path: Path) -> dict[str, Any]:
-    """Return the facts saved with a checkpoint.
-
-    Raises:
-        ValueError: they cannot be read.
-    """
+    """Return the facts saved with a checkpoint; a ValueError says why they cannot be read."""
     try:
         return read_json(path / DONE, dict[str, Any])
     except BadFile as error:
@@ -119,10 +111,9 @@ def check_same(path: Path, wanted: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def proof(path: Path) -> dict[str, Any]:
-    """Return the digests of the files whose load may run code, and their signature.
+    """Return the digests of the files whose load may run code, and their HMAC by the user's key.
 
-    The signature is an HMAC-SHA256 by a key of the user (``_key``). It is empty if the user has no
-    folder to keep a key in.
+    It is empty if the user has no folder to keep a key in (``_key``).
     """
     digests, key = _digests(path), _key()
     return {"digests": digests, "proof": _signature(key, digests) if key else ""}
@@ -132,7 +123,7 @@ def check_own(path: Path) -> None:
     """Check that this user wrote the checkpoint at ``path``, and that its files are unchanged.
 
     Raises:
-        Foreign: it was not signed by this user's key, or a file that may run code is another one.
+        Foreign: another key signed it, or a file that may run code has changed.
     """
     signed, found = claims(path), _digests(path)
     for name, _ in sorted(signed.items() ^ found.items()):
@@ -146,7 +137,7 @@ TRUST = (
 
 
 def claims(path: Path) -> dict[str, str]:
-    """Return the signed digests of a checkpoint's files, which may take long to read.
+    """Return the digests that this user signed, without reading the files.
 
     Raises:
         Foreign: they were not signed by this user's key.
@@ -167,14 +158,14 @@ def _signature(key: bytes, digests: Mapping[str, str]) -> str:
 
 def _digests(path: Path) -> dict[str, str]:
     """Return the SHA-256 of each file at ``path`` whose load may run code, by name within it."""
+
+    def digest(name: str) -> str:
+        with (path / name).open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+
     names = [name for name in sizes(path) if not name.endswith(PLAIN)]
     with concurrent.futures.ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-        return dict(zip(names, pool.map(lambda name: _digest(path / name), names), strict=True))
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        return dict(zip(names, pool.map(digest, names), strict=True))
 
 
 def _key(make: bool = True) -> bytes:

@@ -1,7 +1,7 @@
 """Command line and environment of a run, complete enough to start it by hand.
 
-Only this module builds the launched command. A caller that starts a worker with further words (for
-a memory breakdown, a training or a trial) passes them as ``more``.
+Only this module builds the launched command; ``more`` are further words for the worker (for a
+memory breakdown, a training or a trial).
 """
 
 from __future__ import annotations
@@ -51,8 +51,7 @@ ASKED = {
 
 
 def command(resolved: Resolved, folder: Path, *, port: int, more: Sequence[str] = ()) -> list[str]:
-    """Return the launcher's words, for the repository's root; port 0 lets accelerate choose a free
-    one."""
+    """Return the launcher's words, for the repository's root; port 0: accelerate takes any."""
     spec, file = resolved.spec, resolved.launch.engine.file
     meeting = {"main_process_port": str(port)}
     if spec.nodes > 1:
@@ -88,8 +87,7 @@ def as_node(words: Sequence[str], facts: Mapping[str, str]) -> list[str]:
 
 
 def environment(resolved: Resolved) -> dict[str, str]:
-    """Return the variables that a run adds to the shell's; the threads are for a node like this
-    one."""
+    """Return the variables that a run adds to the shell's; the threads are for a node as this."""
     spec = resolved.spec
     threads = max(1, machine.cores() // spec.local_processes)
     added = {
@@ -110,10 +108,7 @@ def environment(resolved: Resolved) -> dict[str, str]:
 
 
 def display(resolved: Resolved, folder: Path, more: Sequence[str] = ()) -> str:
-    """Return the line to paste into a shell at the repository's root.
-
-    For several nodes, paste it on each; the shell reports the missing variables.
-    """
+    """Return the line to paste into a shell at the repository's root, on each of several nodes."""
     added = [f"{key}={ASKED.get(value, value)}" for key, value in environment(resolved).items()]
     words = ["env", *added, *as_node(command(resolved, folder, port=0, more=more), ASKED)]
     for place, word in enumerate(words):
@@ -131,21 +126,16 @@ def free_port() -> int:
 
 
 def inherited() -> dict[str, str]:
-    """Return the environment of every child process.
+    """Return the shell's environment without the variables that decide how processes start.
 
-    It is the shell's without the variables that decide how processes start. Every child numbers the
-    GPUs as nvidia-smi does.
+    Every child numbers the GPUs as nvidia-smi does.
     """
     names = [n for n in os.environ if n not in INHERITED_NAMES and not n.startswith(INHERITED)]
     return {name: os.environ[name] for name in names} | {gpus.ORDER: gpus.order()}
 
 
 def group_seconds(deadline: float | None) -> float | None:
-    """Return the timeout of the process groups under a run's ``deadline``, both in seconds.
-
-    It is later than the deadline, so that the deadline comes first. None keeps the libraries'
-    timeouts.
-    """
+    """Return the seconds of the process groups' timeout, behind a short deadline; else None."""
     if deadline is None or deadline > LONG_DEADLINE:
         return None
     return deadline + AFTER_DEADLINE

@@ -68,12 +68,9 @@ def run(
 ) -> Result:
     """Run to the end, write ``folder/result.json`` and return it; ``timeout`` is in seconds.
 
-    Args:
-        on_status: gets phase, step and ``of`` (its steps) about twice a second.
-        more: words for the worker that no spec has.
-        argv: replaces the command (it gets the port); tests pass a worker of their own.
-        added: variables that override the run's own.
-        stop: called repeatedly; returns why the run has to end, or None (``process.run_child``).
+    ``on_status`` gets phase, step and ``of`` (its steps) about twice a second. ``more`` are words
+    for the worker that no spec has; ``argv`` replaces the command (it gets the port), and ``added``
+    variables override the run's own. ``stop`` returns why the run has to end, or None.
 
     Raises:
         files.OutputError: the folder cannot be written, or the launcher cannot be started.
@@ -124,8 +121,7 @@ def run(
 def own_caches(folder: Path) -> dict[str, str]:
     """Return variables that keep torch.compile's caches inside the run's folder.
 
-    A later run that found them would seem cheaper to compile. Only the C++ headers are compiled
-    once per machine.
+    A later run that found them would seem cheaper to compile.
     """
     return {"TORCHINDUCTOR_CACHE_DIR": str(folder), "TRITON_CACHE_DIR": str(folder / "triton")}
 

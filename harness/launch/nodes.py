@@ -1,12 +1,11 @@
 """Rows on several machines, each of which runs the same command.
 
 Every node plans the same rows from the same files, and meets the others row by row through
-torchrun's c10d rendezvous under the row's own name (``meeting_of``). Nodes with other sources,
-packages or settings wait for different names, so they never train one row together.
+torchrun's c10d rendezvous under the row's own name (``meeting_of``): nodes with other sources,
+packages or settings never train one row together. A row of one machine runs on each by itself.
 
-A row of one machine runs on each node by itself. Node 0's folder has the results. The others keep
-copies below ``OUT/node-RANK``, so that no shared file system is needed and a suite resumes on all
-nodes at the same row.
+Node 0's folder has the results. The others keep copies below ``OUT/node-RANK``, so that no shared
+file system is needed and a suite resumes on all nodes at the same row.
 """
 
 from __future__ import annotations
@@ -103,10 +102,7 @@ def this_node(options: argparse.Namespace, environ: Mapping[str, str]) -> Node |
 
 
 def _own_end(host: str, port: int) -> tuple[str, str]:
-    """Return the address and the interface by which this machine reaches ``host``.
-
-    A datagram socket chooses its route on connect, and sends nothing.
-    """
+    """Return the address and the interface by which this machine reaches ``host``."""
     import psutil
 
     try:
@@ -124,8 +120,7 @@ def _own_end(host: str, port: int) -> tuple[str, str]:
 
 
 def meeting_of(resolved: Resolved, machine: Machine) -> str:
-    """Return the name under which nodes meet for a row: equal for the same spec, sources and
-    packages."""
+    """Return a row's name for nodes to meet under: equal for equal spec, sources and packages."""
     facts = [resolved.spec.key, digest(MEASURED), machine.versions]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
 
@@ -194,10 +189,7 @@ def _explained(row: Result, begun: bool, join: float) -> Result:
 
 
 def share(result: Result | None) -> Result | None:
-    """Return rank 0's result on the first rank of each node, which writes it there; else None.
-
-    A collective of all ranks. On one machine it returns ``result``.
-    """
+    """Return rank 0's result on the first rank of each node, which writes it there; else None."""
     import torch
 
     if int(os.environ.get("GROUP_WORLD_SIZE", 1)) < 2:
@@ -210,8 +202,8 @@ def share(result: Result | None) -> Result | None:
 def exchange_failures(folder: Path, rank: int, failure: dict[str, Any]) -> None:
     """Tell the other nodes why this rank failed, and write what theirs said below ``folder``.
 
-    A rank that fails by its own error ends the others' collectives, whose errors say only that the
-    connection closed. The agents' store outlives the ranks by some seconds.
+    The others' collectives only say that the connection closed. The agents' store outlives the
+    ranks by some seconds.
     """
     import torch
 

@@ -151,8 +151,8 @@ class Facts:
     """Facts known after a run has ended.
 
     ``result`` is the status in the worker's result file, None without one. ``failures`` and
-    ``statuses`` are the ranks' files; ``log`` is the end of the output. The kernel's counters are
-    the kills during the run: on the whole machine, and by the container's memory limit.
+    ``statuses`` are the ranks' files; ``log`` is the end of the output. Kills are the kernel's
+    counters during the run: on the whole machine, and by the container's memory limit.
     ``shell_limit`` is the command and the bytes of the shell's own limit (``ulimit -v``).
     """
 
@@ -186,27 +186,51 @@ def classify(facts: Facts) -> Outcome:
     """Return the outcome by the first rule that holds for the facts."""
     if facts.result is not None:
         return Outcome(facts.result, facts.result_reason, facts.result_way_out)
+    at, causes = _at(facts), _causes(facts)
     if facts.stopped == "interrupted":
-        reason = f"interrupted in {_at(facts)}"
-        return Outcome(Status.INTERRUPTED, reason, "run the suite again: it resumes at this row")
-    causes = _causes(facts)  # what the ranks reported
-    known = next(filter(None, (_of_failure(facts, failure) for failure in causes)), None)
-    known = known or _killed_for_memory(facts) or _timed_out(facts)
-    if known or not causes:
-        # Without a report: what the kernel and the output show.
-        return known or _of_log(facts) or _of_signal(facts) or _unexplained(facts)
-    text, hint = headline(causes[0]), str(causes[0].get("hint", ""))
-    reason = f"{_rank(causes[0])} failed in {_at(facts)}: {_line(text)}"
-    return Outcome(Status.FAILED, reason, " ".join(hint.split()) or _hint(text, facts))
+        hint = "run the suite again: it resumes at this row"
+        return Outcome(Status.INTERRUPTED, f"interrupted in {at}", hint)
+    for failure in causes:
+        if known := _of_failure(facts, failure):
+            return known
+    ended = facts.signal == signal.SIGKILL or facts.exit_code == SHELL_SIGKILL
+    killed = facts.stopped is None and (ended or bool(SIGKILLED.search(facts.log)))
+    if killed and (facts.machine_kills or facts.group_kills):
+        size = facts.group_limit_bytes
+        container = "the container's memory limit" + (f" of {_gib(size)}" if size else "")
+        who = container if facts.group_kills else "the kernel's out-of-memory killer"
+        return _host(facts, f"killed (SIGKILL) in {at} by {who}")
+    if facts.stopped == "timeout":
+        limit = f"{facts.timeout_seconds:g} s" if facts.timeout_seconds else "its deadline"
+        reason = f"not finished after {limit}: stopped in {at}"
+        if facts.processes > 1:
+            waits = group_seconds(facts.timeout_seconds)
+            of = f" of {waits:g} s" if waits else ""
+            reason += f"; this deadline came before the process groups' timeout{of}"
+        return Outcome(Status.TIMEOUT, reason, "give a longer --timeout, or fewer --steps")
+    if causes:
+        text, hint = headline(causes[0]), " ".join(str(causes[0].get("hint", "")).split())
+        reason = f"{_rank(causes[0])} failed in {at}: {_line(text)}"
+        return Outcome(Status.FAILED, reason, hint or _hint(text, facts))
+    if known := _of_log(facts):  # from the output of ranks that crashed in native code
+        return known
+    if killed:
+        reason = "killed by SIGKILL from outside; the kernel counted no out-of-memory kill"
+        hint = "find the sender: a job scheduler, earlyoom or systemd-oomd"
+        return Outcome(Status.FAILED, f"{reason}, in {at}", hint)
+    if crash := CRASHED.search(facts.log):
+        said = first_match(THROWN, facts.log).removeprefix("what():").strip()
+        reason = f"a process crashed with {crash[1]} in {at}"
+        return Outcome(Status.FAILED, reason + (f": {_line(said)}" if said else ""), READ_LOG)
+    return _unexplained(facts)
 
 
 def retryable(facts: Facts) -> bool:
     """Return whether a taken port was the only error, before anything was trained."""
-    if facts.result is not None or facts.stopped:
-        return False
     texts = [headline(f) for f in facts.failures] + [facts.log]
     begun = any(status.get("phase") in TRAINING for status in facts.statuses)
-    return not begun and any(ADDRESS.search(text) for text in texts)
+    ended = facts.result is not None or facts.stopped or begun
+    return not ended and any(ADDRESS.search(text) for text in texts)
 
 
 def where(facts: Facts) -> tuple[str, int]:
@@ -260,41 +284,11 @@ def _of_memory(facts: Facts, text: str, who: str = "", *, pinned: bool = False) 
         bus = re.search("SIGBUS|Bus error", text)
         what = "bus error, as when /dev/shm is full" if bus else "shared memory is full"
         return Outcome(Status.FAILED, f"{what}: {_line(text)}", hint)
-    if HOST_OOM.search(text):
-        return _host(facts, f"{who}ran out of host memory {at}")
-    return None
-
-
-def _killed_for_memory(facts: Facts) -> Outcome | None:
-    """Return an out-of-memory outcome if the kernel counted a kill for memory."""
-    if facts.stopped or not _sigkilled(facts) or not (facts.machine_kills or facts.group_kills):
-        return None
-    limit = facts.group_limit_bytes
-    size = f" of {limit / 2**30:.1f} GiB" if limit else ""
-    container = f"the container's memory limit{size}"
-    who = container if facts.group_kills else "the kernel's out-of-memory killer"
-    return _host(facts, f"killed (SIGKILL) in {_at(facts)} by {who}")
-
-
-def _sigkilled(facts: Facts) -> bool:
-    ended = facts.signal == signal.SIGKILL or facts.exit_code == SHELL_SIGKILL
-    return ended or bool(SIGKILLED.search(facts.log))
-
-
-def _timed_out(facts: Facts) -> Outcome | None:
-    if facts.stopped != "timeout":
-        return None
-    limit = f"{facts.timeout_seconds:g} s" if facts.timeout_seconds else "its deadline"
-    reason = f"not finished after {limit}: stopped in {_at(facts)}"
-    if facts.processes > 1:
-        waits = group_seconds(facts.timeout_seconds)
-        of = f" of {waits:g} s" if waits else ""
-        reason += f"; this deadline came before the process groups' timeout{of}"
-    return Outcome(Status.TIMEOUT, reason, "give a longer --timeout, or fewer --steps")
+    return _host(facts, f"{who}ran out of host memory {at}") if HOST_OOM.search(text) else None
 
 
 def _of_log(facts: Facts) -> Outcome | None:
-    """Return the outcome from the output of ranks that crashed in native code."""
+    """Return the outcome that the output shows: full memory, a taken port, a hung collective."""
     for pattern in (PINNED, GPU_OOM, HOST_OOM, SHM_FULL):
         if found := _of_memory(facts, first_match(pattern, facts.log)):
             return found
@@ -304,19 +298,6 @@ def _of_log(facts: Facts) -> Outcome | None:
     if line := first_match(WATCHDOG, facts.log):
         reason = f"a collective of NCCL ran into its group's timeout in {_at(facts)}: {_line(line)}"
         return Outcome(Status.FAILED, reason, _hint(line, facts))
-    return None
-
-
-def _of_signal(facts: Facts) -> Outcome | None:
-    if facts.stopped is None and _sigkilled(facts):
-        reason = "killed by SIGKILL from outside; the kernel counted no out-of-memory kill"
-        hint = "find the sender: a job scheduler, earlyoom or systemd-oomd"
-        return Outcome(Status.FAILED, f"{reason}, in {_at(facts)}", hint)
-    if crash := CRASHED.search(facts.log):
-        said = first_match(THROWN, facts.log).removeprefix("what():").strip()
-        reason = f"a process crashed with {crash[1]} in {_at(facts)}"
-        reason += f": {_line(said)}" if said else ""
-        return Outcome(Status.FAILED, reason, READ_LOG)
     return None
 
 
@@ -337,7 +318,7 @@ def _host(facts: Facts, reason: str) -> Outcome:
         hint += f", or fewer --processes than {facts.processes}"
     if facts.shell_limit and not (facts.machine_kills or facts.group_kills):
         name, size = facts.shell_limit
-        reason += f" (below the limit {name} of {size / 2**30:.1f} GiB)"
+        reason += f" (below the limit {name} of {_gib(size)})"
         hint = f"{name} unlimited, then the same command in that shell; or {hint}"
     return Outcome(Status.HOST_OOM, reason, hint)
 
@@ -348,6 +329,10 @@ def _hint(text: str, facts: Facts) -> str:
     way = next((way for pattern, way in WAYS_OUT.items() if re.search(pattern, text)), READ_LOG)
     cudnn = re.search(ILLEGAL, text) and "attend:kernel=" not in facts.recipe
     return CUDNN_FAILS + way if cudnn else way
+
+
+def _gib(size: float) -> str:
+    return f"{size / 2**30:.1f} GiB"
 
 
 def _at(facts: Facts) -> str:

@@ -1,7 +1,4 @@
-"""Hash of the source files that decide a number: other changes leave stored numbers valid.
-
-The packages decide which files count: a worker runs code of packages of its own.
-"""
+"""Hash of the source files that decide a number: other changes leave stored numbers valid."""
 
 from __future__ import annotations
 

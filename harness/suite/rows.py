@@ -86,7 +86,7 @@ def identity(resolved: Resolved, machine: Machine) -> str:
     devices = [platform.machine(), kernel.cpu_name(), machine.cores]
     if spec.device == "cuda":
         driver = DRIVER.read_text(encoding="utf-8").splitlines()[:1] if DRIVER.exists() else []
-        devices += [*machine.device_names, *driver]
+        devices += [*(gpu.name for gpu in machine.gpus), *driver]
     return hashlib.sha256(json.dumps([*facts, devices]).encode()).hexdigest()[:16]
 
 

@@ -31,13 +31,11 @@ def shortfall(need: str, capability: tuple[int, int], card: str) -> str:
 
 
 def no_kernels(capability: tuple[int, int], built_for: list[str], card: str) -> str:
-    """Return why a torch build cannot compute on ``card``; empty if it can, or nothing is known of
-    it.
+    """Return why a torch build cannot compute on ``card``; empty if it can, or nothing is known.
 
-    ``built_for`` are its architectures (``torch.cuda.get_arch_list``): sm_80 is machine code,
-    compute_90 is PTX that a driver translates. Machine code runs within its generation from its own
-    capability on; PTX runs on its capability and all later GPUs (CUDA C++ Programming Guide,
-    application compatibility).
+    ``built_for`` are its architectures (``torch.cuda.get_arch_list``): sm_80 is machine code, which
+    runs within its generation from its own capability on; compute_90 is PTX, which runs on its
+    capability and all later GPUs (CUDA C++ Programming Guide, application compatibility).
     """
     kinds = [word.partition("_") for word in built_for]
     for kind, _, number in kinds:
@@ -61,8 +59,7 @@ def _dotted(capability: tuple[int, int]) -> str:
 
 
 def load(names: Iterable[str]) -> None:
-    """Import the available modules of ``names``, then exclude the live objects from garbage
-    collection.
+    """Import the available modules of ``names``, then exclude the live objects from collections.
 
     A collection in a fork would read them all and write to their pages, which copies the pages.
     """

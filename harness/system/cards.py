@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from harness import RUN
-from harness.system import card_names
 from strategies.base import BadInput
 
 TABLE = Path(__file__).with_name("cards.json")
@@ -55,28 +54,23 @@ class Card:
 
     - ``memory_bytes``: the total that CUDA reports for the device.
     - ``bandwidth``, ``link_bandwidth``, ``network_bandwidth``, ``host_bandwidth``: of its memory,
-      the link between GPUs of a node, the network between nodes, and copies to host memory.
-    - ``capability``: NVIDIA's compute capability, or None if unknown.
-    - ``peaks``: dtype -> FLOP/s of float16, bfloat16, float32, tf32 and float8; None without such a
-      unit.
+    the link between GPUs of a node, the network between nodes, and copies to host memory.
+    - ``peaks``: dtype -> FLOP/s; None without such a unit.
     - ``pattern``: regular expression for the device's name; ``device`` is one such name.
     - ``hopper``: compute capability 9.x or 10.x, for which cuBLAS takes larger workspaces.
     - ``like``: the card whose speed is assumed, if only a memory size was given.
     - ``timed``: measured step times of this card were compared with predictions; ``unmeasured``:
-      no public measurement says which share of its peaks kernels reach.
-    - ``unified``: host and device share one memory, so that their needs add up.
-    - ``shared``: a CPU, whose cores, memory and bandwidth all processes share.
+    no public measurement says which share of its peaks kernels reach.
+    - ``unified``: host and device share one memory, so that their needs add up; ``shared``: a CPU,
+    whose cores, memory and bandwidth all processes share.
     - ``products``: dtype -> shares of the peak that slender and wide products reach, in steps;
-      ``attention``: dtype -> (tokens, share); ``streaming``: of the memory bandwidth. Their sources
-      are in the table.
-    - ``calibrated``: measured rates, which replace the figures above, as an extension applies them.
-    - ``node``: GPUs per machine.
-    - ``domain``: GPUs that NVLink joins, also of several machines; 0: those of a machine.
-    - ``network_told``: where the network's bandwidth was measured; empty for a typical figure.
+    ``attention``: dtype -> (tokens, share); ``streaming``: of the memory bandwidth.
+    - ``calibrated``: measured rates, which replace the figures above.
+    - ``node``: GPUs per machine; ``domain``: GPUs that NVLink joins, also of several machines (0:
+    those of a machine). ``network_told``: where the network's bandwidth was measured.
     - ``beside``: bytes of resident models on each card, named by ``beside_told``
-      (``harness.planner.resident_models``); ``also``: the words that asked for them.
-    - ``host_memory``: bytes of a machine's host memory, from the source ``host_told``; 0: assumed
-      by the kind of card.
+    (``harness.planner.resident_models``); ``also``: the words that asked for them.
+    - ``host_memory``: bytes of a machine's, from the source ``host_told``; 0: by the kind of card.
     """
 
     name: str
@@ -203,6 +197,33 @@ def table() -> dict[str, Card]:
     return cards
 
 
+MAKERS = r"\b(nvidia|geforce|tesla|amd|instinct|graphics|gpu)\b"
+FORM = r"sxm(\d(?!\d))?|hbm(\d(?!\d))?e?|nvl(4|36|72)\b"
+"""Parts of a name that every card of its kind in the table has."""
+
+
+def _typed(name: str) -> tuple[str, int]:
+    """Return a name as letters and digits without maker, form and memory, and its GiB (0: none).
+
+    An RTX may lack its letters (``4090``), and have S for Super.
+    """
+    small = re.sub(FORM, " ", re.sub(MAKERS, " ", name.lower().replace("_", " ")))
+    small = re.sub(r"\bblackwell\b( workstation)?( edition)?", " ", small)
+    size = re.search(r"(?<=[^0-9])(\d+) ?gi?b(?![a-z0-9])|(?<=[^a-z0-9])(\d+) ?g?$", small)
+    gib = 0
+    if size and (size[1] or len(size[2]) < 4):
+        gib = int(size[1] or size[2])
+        small = small[: size.start()] + small[size.end() :]
+    base = re.sub(r"[^a-z0-9]", "", small)
+    base = re.sub(r"^(?=[1-5]0[5-9]0)", "gtx" if base.startswith("10") else "rtx", base)
+    base = re.sub(r"^(?=a[245][05]00$|a6000$|pro[456][05]00)", "rtx", base)
+    return re.sub(r"^(rtx\d{4}(?:ti)?)s$", r"\1super", base), gib
+
+
+def _device(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", re.sub(MAKERS, " ", name.lower()))
+
+
 def find(name: str) -> Card:
     """Return the card of that name, in any common spelling.
 
@@ -212,55 +233,44 @@ def find(name: str) -> Card:
     Raises:
         BadInput: an unknown or ambiguous name; the message has the nearest.
     """
-    plain = card_names.device(name)
-    exact = [card for card in table().values() if plain == card_names.device(card.name)]
-    devices = [card for card in table().values() if plain == card_names.device(card.device)]
+    known, plain = table().values(), _device(name)
+    exact = [card for card in known if plain == _device(card.name)]
+    devices = [card for card in known if plain == _device(card.device)]
     if exact or len(devices) == 1:
         return (exact or devices)[0]
-    base, gib = card_names.typed(name)
-    same = [card for card in table().values() if card_names.typed(card.name).base == base]
+    base, gib = _typed(name)
+    same = [card for card in known if _typed(card.name)[0] == base]
     fit = [card for card in same if not gib or abs(card.memory_bytes / 2**30 / gib - 1) < OFF]
     kinds = [f"{base}{form}" for form in ("pcie", "nvl", "x") if base]  # as H100-NVL is an H100
-    forms = [card for card in table().values() if card_names.typed(card.name).base in kinds]
+    forms = [card for card in known if _typed(card.name)[0] in kinds]
     sxm = re.search("sxm", name, re.IGNORECASE)
-    if len(fit) == 1 and (gib or sxm or not forms):
-        return fit[0]
-    some = (fit if sxm else fit + forms) if not gib else fit
+    some = fit if gib or sxm else fit + forms
     if len(some) == 1:
         return some[0]
+    listed = ", ".join(f"{card.name} ({card.memory_bytes / 2**30:.1f} GiB)" for card in some)
     if some:
-        raise BadInput(f"gpu {name!r} is several cards; one of {_listed(some)}")
-    raise BadInput(f"unknown gpu {name!r}; {_hint(name, base, same + forms)}")
+        raise BadInput(f"gpu {name!r} is several cards; one of {listed}")
+    raise BadInput(f"unknown gpu {name!r}; {_hint(name, base, gib)}")
 
 
-def _hint(name: str, base: str, kin: Sequence[Card]) -> str:
+def _hint(name: str, base: str, gib: int) -> str:
     """Return what to write instead of an unknown name."""
-    known = {card_names.typed(card.name).base: card for card in table().values()}
-    if base.endswith("pcie") and (card := known.get(base.removesuffix("pcie"))):
-        gib = card_names.typed(name).gib
-        chip = re.sub(r"\d+GB", f"{gib}GB", card.name) if gib else card.name
-        return f"take {chip}, which has its chip and memory, and faster links between GPUs"
-    if told := card_names.hint(name):
-        others = f". Of its kind: {_listed(kin)}" if kin else ""
-        return told + others
+    if re.fullmatch(r"\s*\d+(\.\d+)? ?[gm](i?b)?\s*", name.lower()):
+        return f"a size is given as --gpu-memory {name.replace(' ', '')}"
+    memory = f"give its memory, as --gpu-memory {gib or 24}GiB"
+    if base.endswith("laptop"):
+        return f"a laptop's card is slower and smaller: {memory}"
+    names: dict[str, list[str]] = {}
+    for card in table().values():
+        names.setdefault(_typed(card.name)[0], []).append(card.name)
     digits = re.findall(r"\d+", base) if len(base) > 2 else []
-    alike = [one for one in known if digits and re.findall(r"\d+", one) == digits]
-    longer = [one for one in alike if one.startswith(base)]
-    if longer:  # as RTX 6000, which is one of three
-        same = [one for one in alike if one[:3] == base[:3]]
-        return f"did you mean {' or '.join(known[one].name for one in same)}?"
-    memory = "give its memory, as --gpu-memory 24GiB"
+    alike = [one for one in names if digits and re.findall(r"\d+", one) == digits]
     near = [one for one in alike if base.startswith(one)]
+    near = near or difflib.get_close_matches(base, alike, n=4, cutoff=0.8)
     if near:
-        return f"the nearest is {known[near[0]].name}. Or {memory}"
-    if close := difflib.get_close_matches(base, alike, n=1, cutoff=0.8):
-        return f"did you mean {known[close[0]].name!r}? Or {memory}"
+        cards = " or ".join(card for one in near for card in names[one])
+        return f"did you mean {cards}? Or {memory}"
     return f"{RUN} list cards shows what there is. Or {memory}"
-
-
-def _listed(some: Sequence[Card]) -> str:
-    """Return names with their memory."""
-    return ", ".join(f"{card.name} ({card.memory_bytes / 2**30:.1f} GiB)" for card in some)
 
 
 def named(device: str, memory_bytes: int = 0) -> Card | None:

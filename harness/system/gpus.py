@@ -50,31 +50,27 @@ class Gpu:
 
     @property
     def others_bytes(self) -> int:
-        """Return the bytes held by named compute processes.
+        """Return the bytes held by named compute processes; all used bytes if one's are unknown.
 
-        If the bytes of one process are unknown, return all used bytes. No process is of this run,
-        because the query comes before it.
+        No process is of this run, because the query comes before it.
         """
         sizes = [size for _, _, size in self.others]
         return self.used_bytes if 0 in sizes else sum(sizes)
 
     @property
     def unexplained_bytes(self) -> int:
-        """Return the bytes of no named process: a desktop, the driver, or another container's
-        job."""
+        """Return the bytes of no named process: of a desktop, the driver, another container."""
         return max(0, self.used_bytes - self.others_bytes)
 
     @property
     def busy(self) -> bool:
-        """Return whether another job runs on it. A desktop, which may hold some GiB, does not
-        disturb a measurement; a job would hold more of the GPU."""
+        """Return whether another job runs on it; a desktop, which may hold some GiB, is none."""
         hidden = self.unexplained_bytes > self.total_bytes * DESKTOP_SHARE
         return hidden or self.others_bytes > BUSY_BYTES
 
     @property
     def free_bytes(self) -> int:
-        """Return the bytes available to a run beside a desktop; all of them if almost none is
-        used."""
+        """Return the bytes available to a run beside a desktop; all if almost none is used."""
         return self.total_bytes - (self.used_bytes if self.used_bytes > BUSY_BYTES else 0)
 
     def who(self) -> str:
@@ -90,8 +86,7 @@ def has_driver() -> bool:
 
 
 def order() -> str:
-    """Return CUDA's order of GPUs for every child process: the user's setting, else nvidia-smi's
-    order."""
+    """Return CUDA's order of GPUs for every child process: the user's, else nvidia-smi's."""
     return os.environ.get(ORDER, BY_BUS)
 
 
@@ -101,8 +96,7 @@ def visible() -> tuple[Gpu, ...]:
 
 
 def chosen(every: Sequence[Any]) -> list[Any]:
-    """Return those of ``every`` (with an ``index`` and a ``uuid``) in CUDA_VISIBLE_DEVICES, in its
-    order."""
+    """Return those of ``every`` (with an ``index`` and a ``uuid``) in CUDA_VISIBLE_DEVICES."""
     said = os.environ.get("CUDA_VISIBLE_DEVICES")
     if said is None:
         return list(every)
@@ -137,8 +131,8 @@ def parse(gpu_lines: str, app_lines: str) -> list[Gpu]:
 def sample(when: str, count: int) -> list[GpuSample]:
     """Sample clocks and processes of the first ``count`` GPUs of CUDA_VISIBLE_DEVICES.
 
-    ``when`` is a note. Empty if nvidia-smi fails, or if CUDA numbers the GPUs in another order: a
-    sample of another GPU is worse than none.
+    Empty if nvidia-smi fails, or if CUDA numbers the GPUs in another order: a sample of another GPU
+    is worse than none.
     """
     if not has_driver() or order() != BY_BUS:
         return []

@@ -19,7 +19,6 @@ import select
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,36 +31,26 @@ SIGNALS = tuple(  # Windows has no SIGHUP
 GRACE_SECONDS = 2.0
 
 
-def bound_to(parent: int, number: int) -> Callable[[], None]:
-    """Return a function for a child between fork and exec: it requests signal ``number`` for the
-    case that ``parent`` dies."""
+def _start(request: dict[str, Any], log: int) -> subprocess.Popen[bytes]:
+    """Start the command with its output in ``log``; it gets SIGTERM if this guard dies."""
+    guard = os.getpid()
     prctl = ctypes.CDLL(None).prctl  # looked up before the fork: no library may load after it
 
     def bind() -> None:
-        prctl(PR_SET_PDEATHSIG, number, 0, 0, 0)
-        if os.getppid() != parent:
+        prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+        if os.getppid() != guard:
             os._exit(1)
 
-    return bind
-
-
-def _started(request: Mapping[str, Any], log: int) -> subprocess.Popen[bytes] | None:
-    """Start the command with its output in ``log``; answer why it cannot start."""
-    try:
-        return subprocess.Popen(
-            request["argv"],
-            cwd=request["cwd"],
-            env=request["env"],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-            preexec_fn=bound_to(os.getpid(), signal.SIGTERM),
-        )
-    except OSError as error:
-        name = os.fspath(error.filename or request["argv"][0])
-        _answer(error=[error.errno, error.strerror, name])
-        return None
+    return subprocess.Popen(
+        request["argv"],
+        cwd=request["cwd"],
+        env=request["env"],
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=log,
+        start_new_session=True,
+        preexec_fn=bind,
+    )
 
 
 def _answer(**facts: Any) -> None:
@@ -105,11 +94,14 @@ def main(log: int) -> None:
     # A folder that was there before is not this run's.
     scratch = [Path(name) for name in request["scratch"] if not os.path.lexists(name)]
     tree = Tree(os.getpid())
-    child = _started(request, log)
-    if child is not None:
-        _watch(child.pid, woken, tree.files)
-        tree.stop(GRACE_SECONDS)
-        tree.remove_files(scratch)
+    try:
+        child = _start(request, log)
+    except OSError as error:
+        name = os.fspath(error.filename or request["argv"][0])
+        return _answer(error=[error.errno, error.strerror, name])
+    _watch(child.pid, woken, tree.files)
+    tree.stop(GRACE_SECONDS)
+    tree.remove_files(scratch)
 
 
 if __name__ == "__main__":

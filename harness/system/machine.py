@@ -1,9 +1,8 @@
 """Facts about this machine: memory, cores, GPUs, packages, and kernel counters. Imports no torch.
 
 ``look`` reads the system and runs nvidia-smi, in milliseconds. ``examine`` adds torch's and
-DeepSpeed's facts from ``harness.system.probe`` in a child process. They are stored in a cache file
-whose key covers everything that could change them. Use of the GPUs and free disk space are always
-read anew.
+DeepSpeed's facts from ``harness.system.probe`` in a child process, and caches them under a key of
+everything that could change them. Use of the GPUs and free disk space are always read anew.
 """
 
 from __future__ import annotations
@@ -43,10 +42,9 @@ UNLIMITED = 1 << 60  # version 1 encodes "no limit" as a number near 2^63
 
 @dataclass(frozen=True)
 class MemoryKills:
-    """Counters since boot, and the memory limit in force.
+    """Kills for memory since boot on the ``machine`` and in this control ``group``.
 
-    ``machine`` counts kills on the whole machine, ``group`` those in this control group (the
-    container's). ``limit_bytes`` is the group's memory limit; None without one.
+    ``limit_bytes`` is the memory limit of the group (the container's); None without one.
     """
 
     machine: int = 0
@@ -61,8 +59,7 @@ class MemoryKills:
 
 
 def memory_kills(proc: Path = Path("/proc"), groups: Path = GROUPS) -> MemoryKills:
-    """Read the counters of the machine and of this process's control group, with its tightest
-    limit; a missing counter counts as 0."""
+    """Read the counters, and the tightest limit; a missing counter counts as 0."""
     lines = [line.split(":", 2) for line in _read_text(proc / "self" / "cgroup").splitlines()]
     own = next((path for _, kinds, path in lines if "memory" in kinds.split(",")), None)
     if own is not None:  # version 1
@@ -93,8 +90,7 @@ def shell_limit() -> tuple[str, int] | None:
 
 
 def cores(groups: Path = GROUPS) -> int:
-    """Return the number of cores that this process may use: by its affinity and the container's
-    quota."""
+    """Return the number of cores that this process may use: by affinity and the quota."""
     affinity = getattr(os, "sched_getaffinity", None)  # Linux alone has it
     allowed = len(affinity(0)) if affinity else os.cpu_count() or 1
     quota, _, period = _read_text(groups / "cpu.max").strip().partition(" ")
@@ -127,8 +123,7 @@ POLL_SECONDS = 2.0
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """This machine's facts. ``probe`` is the answer of ``harness.system.probe``, None if not
-    examined."""
+    """This machine's facts; ``probe`` is the answer of ``harness.system.probe``, or None."""
 
     cores: int
     memory_bytes: int
@@ -147,9 +142,9 @@ class Machine:
 
     @property
     def blind(self) -> str:
-        """Return why torch sees none of the GPUs that nvidia-smi sees.
+        """Return why torch sees none of the GPUs that nvidia-smi sees; empty if it sees them.
 
-        Empty if it sees them, or was not queried. Runs would silently use the CPU.
+        Runs would silently use the CPU.
         """
         if not self.gpus or self.probe is None or self.probe["gpus"]:
             return ""
@@ -158,14 +153,8 @@ class Machine:
         return known or "no reason given"
 
     @property
-    def device_names(self) -> list[str]:
-        """Return one name per GPU."""
-        return [gpu.name for gpu in self.gpus]
-
-    @property
     def smallest_gpu_bytes(self) -> int:
-        """Return the least memory of a GPU that a run can use, without a desktop's; 0 without
-        GPUs."""
+        """Return the least memory that a run can use of a GPU; 0 without GPUs."""
         return min((gpu.free_bytes for gpu in self.gpus), default=0)
 
     @property
@@ -193,19 +182,17 @@ def examine(
     folder: Path,
     ops: Iterable[str] = (),
     *,
-    fresh: bool = False,
     on_wait: Callable[[str], None] = lambda words: None,
 ) -> Machine:
     """Return ``look`` with torch's and DeepSpeed's facts; compile missing ``ops``.
 
-    If the probe fails, return the known facts; ``probe["errors"]`` then has the reason. While it
-    runs, ``on_wait`` receives what it waits for.
+    If the probe fails, ``probe["errors"]`` has the reason. ``on_wait`` receives what it waits for.
     """
     machine, wanted = look(folder), set(ops)
     path = _cache_path(machine)
-    known = None if fresh else _cached(path, wanted)
-    if known is None:
-        built = {name for name, op in (_read(path) or {"ops": {}})["ops"].items() if op["built"]}
+    known = _cached(path)
+    built = {name for name, op in (known or {"ops": {}})["ops"].items() if op["built"]}
+    if known is None or _lacking(known, wanted):
         known = _ask(wanted | built, on_wait)
         unseen = machine.gpus and not known["gpus"]  # a driver may be repaired at any time
         limited = known["errors"] and shell_limit()  # another shell may have none
@@ -222,7 +209,8 @@ def examine(
 def recall(folder: Path) -> Machine:
     """Return ``look`` with the probe's cached answer, if there is one. Starts no torch process."""
     machine = look(folder)
-    known = _cached(_cache_path(machine), set())
+    known = _cached(_cache_path(machine))
+    known = None if known is None or _lacking(known, set()) else known
     merged = _merged(machine.gpus, known["gpus"] if known else [])
     return replace(machine, probe=known, gpus=merged)
 
@@ -234,8 +222,8 @@ SLICE = 0.9
 def _merged(seen: tuple[Gpu, ...], known: list[dict[str, Any]]) -> tuple[Gpu, ...]:
     """Merge torch's and nvidia-smi's GPUs.
 
-    torch decides which GPUs exist, their order and their size; nvidia-smi adds their users. If
-    torch has none, those of nvidia-smi stay: ``Machine.blind`` has the reason.
+    torch decides which exist, their order and their size; nvidia-smi adds their users. If torch has
+    none, those of nvidia-smi stay: ``Machine.blind`` has the reason.
     """
     merged = []
     for place, gpu in enumerate(known):
@@ -272,7 +260,7 @@ def _cache_path(machine: Machine) -> Path:
         machine.versions,
         [machine.compiler, machine.ninja, shutil.which("nvcc")],
         [os.environ.get(n) for n in VARIABLES],
-        machine.device_names,
+        [gpu.name for gpu in machine.gpus],
         _read_text(Path("/proc/driver/nvidia/version")),
         [os.stat(p).st_mtime_ns for p in PACKAGE_FILES if os.path.exists(p)],
         [_read_text(ROOT / "harness/system" / n) for n in ("probe.py", "capability.py")],
@@ -281,29 +269,21 @@ def _cache_path(machine: Machine) -> Path:
     return Path(tempfile.gettempdir()) / f"headroom-{os.getuid()}" / f"probe-{key}.json"
 
 
-def _cached(path: Path, wanted: set[str]) -> dict[str, Any] | None:
-    """Return the answer stored at ``path`` if it covers ``wanted`` and the built files still
-    exist."""
-    known = _read(path)
-    if known is None:
-        return None
-    for name, op in known["ops"].items():
-        if op["ok"] and name in wanted and not op["built"]:
-            return None
-        if op["file"] and not os.path.exists(op["file"]):
-            return None
-    return known
-
-
-def _read(path: Path) -> dict[str, Any] | None:
-    try:
-        # The folder is shared: a file of another user is not trusted.
-        if path.stat().st_uid != os.getuid():
-            return None
-        known = read_json(path, dict[str, Any])
+def _cached(path: Path) -> dict[str, Any] | None:
+    """Return the answer stored at ``path``; a file of another user is not trusted."""
+    with contextlib.suppress(OSError, BadFile):
+        known = read_json(path, dict[str, Any]) if path.stat().st_uid == os.getuid() else {}
         return known if isinstance(known.get("ops"), dict) else None
-    except (OSError, BadFile):
-        return None
+    return None
+
+
+def _lacking(known: dict[str, Any], wanted: set[str]) -> bool:
+    """Return whether an op of ``wanted`` is not built yet, or a built file is gone."""
+    return any(
+        (op["ok"] and name in wanted and not op["built"])
+        or (op["file"] and not os.path.exists(op["file"]))
+        for name, op in known["ops"].items()
+    )
 
 
 def _ask(build: set[str], on_wait: Callable[[str], None]) -> dict[str, Any]:
@@ -331,19 +311,13 @@ def _ask(build: set[str], on_wait: Callable[[str], None]) -> dict[str, Any]:
         last = (errors.strip().splitlines() or ["nothing"])[-1][:200]
         reason = f"exit code {child.returncode}: {last}"
     finally:
-        _end(child)
+        # Its compilers too; first by an interrupt, at which torch releases its lock.
+        for sign in (signal.SIGINT, signal.SIGKILL):
+            if child.poll() is None:
+                with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
+                    os.killpg(child.pid, sign)
+                    child.communicate(timeout=15)
     return {**empty, "errors": {"probe": reason}}
-
-
-def _end(child: subprocess.Popen[str]) -> None:
-    """End the probe and its compilers, first by an interrupt, at which torch releases its lock."""
-    for sign in (signal.SIGINT, signal.SIGKILL):
-        if child.poll() is not None:
-            return
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(child.pid, sign)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            child.communicate(timeout=15)
 
 
 def busy_now() -> float:

@@ -2,9 +2,8 @@
 
     python -m harness.system.probe [--build OP ...]
 
-prints one line of JSON. ``harness.system.machine`` starts it, so that the launching process never
-imports torch (a CUDA context there would be counted as memory). Nothing that is missing makes it
-fail.
+prints one line of JSON for ``harness.system.machine``. The launching process never imports torch: a
+CUDA context there would be counted as memory. Nothing that is missing makes it fail.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ import os
 import platform
 import shutil
 import sys
-import time
 import warnings
 from collections.abc import Callable, Sequence
 from importlib import metadata
@@ -78,9 +76,8 @@ def _torch() -> dict[str, Any]:
     import torch
 
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    has = torch.distributed.is_available()
-    checks = {"gloo": has and torch.distributed.is_gloo_available()}
-    checks["nccl"] = has and torch.distributed.is_nccl_available()
+    checks = {"gloo": "is_gloo_available", "nccl": "is_nccl_available"}
+    has, groups = torch.distributed.is_available(), torch.distributed
     gpus = [
         {
             "name": properties.name,
@@ -90,15 +87,19 @@ def _torch() -> dict[str, Any]:
         }
         for properties in map(torch.cuda.get_device_properties, range(count))
     ]
-    blind = "" if gpus else _no_cuda(torch)
-    bf16 = {"cpu": reason_against(lambda: _bf16_product(torch))}
-    if gpus:
-        bf16["cuda"] = _too_old("bf16", gpus)
     build = {"version": torch.__version__, "cuda": torch.version.cuda}
-    build["built_for"] = torch.cuda.get_arch_list()
-    backends = [name for name, there in checks.items() if there]
-    known = {"torch": build, "gpus": gpus, "backends": backends, "bf16": bf16}
-    return {**known, "no_cuda": blind, "abilities": _abilities(torch, gpus)}
+    ones = torch.ones(8, 8, dtype=torch.bfloat16)
+    return {
+        "torch": {**build, "built_for": torch.cuda.get_arch_list()},
+        "gpus": gpus,
+        "backends": [name for name, check in checks.items() if has and getattr(groups, check)()],
+        "bf16": {
+            "cpu": reason_against(lambda: ones @ ones),
+            **({"cuda": _too_old("bf16", gpus)} if gpus else {}),
+        },
+        "no_cuda": "" if gpus else _no_cuda(torch),
+        "abilities": _abilities(torch, gpus),
+    }
 
 
 def _no_cuda(torch: Any) -> str:
@@ -206,29 +207,21 @@ def _attention(torch: Any, kernel: str, device: str) -> str:
     return decisive(str(said[0].message)) if said else f"torch has none for {device.upper()}s"
 
 
-def _bf16_product(torch: Any) -> None:
-    side = 8
-    ones = torch.ones(side, side, dtype=torch.bfloat16)
-    if float((ones @ ones)[0, 0]) != side:
-        raise RuntimeError("a bfloat16 product came out wrong")
-
-
 def _ops(build: Sequence[str]) -> dict[str, dict[str, Any]]:
     import deepspeed  # noqa: F401  (a broken install fails here, by its own name)
     from deepspeed.accelerator import get_accelerator
 
     accelerator = get_accelerator()
-    ops = {}
-    for name, kind in OPS.items():
-        if ON.get(name, accelerator.device_name()) != accelerator.device_name():
-            continue
-        ops[name] = _op(functools.partial(accelerator.create_op_builder, kind), name in build)
-    return ops
+    return {
+        name: _op(functools.partial(accelerator.create_op_builder, kind), name in build)
+        for name, kind in OPS.items()
+        if ON.get(name, accelerator.device_name()) == accelerator.device_name()
+    }
 
 
 def _op(make: Callable[[], Any], build: bool) -> dict[str, Any]:
     """Return whether one op can be used: ``reason`` is empty if so; ``file`` is the built file."""
-    begun, file = time.perf_counter(), None
+    file = None
 
     def look() -> None:
         nonlocal file
@@ -244,8 +237,7 @@ def _op(make: Callable[[], Any], build: bool) -> dict[str, Any]:
             file = getattr(builder.load(verbose=False), "__file__", None)
 
     reason = reason_against(look)
-    seconds = time.perf_counter() - begun
-    return {"ok": not reason, "reason": reason, "file": file, "built": build, "seconds": seconds}
+    return {"ok": not reason, "reason": reason, "file": file, "built": build}
 
 
 def reason_against(attempt: Callable[[], Any]) -> str:
@@ -260,8 +252,8 @@ def reason_against(attempt: Callable[[], Any]) -> str:
 def decisive(text: str) -> str:
     """Return the line of a failure that names its cause, cut to 200 characters.
 
-    A failed compilation prints hundreds of lines, of which the first error matters. Neither ninja's
-    "build stopped" nor a command line is that error.
+    Of the hundreds of lines of a failed compilation the first error matters, not ninja's "build
+    stopped" or a command line.
     """
     lines = [line.strip() for line in text.splitlines() if line.strip()] or ["no reason given"]
     telling = [x for x in lines if any(w in x.lower() for w in DECISIVE) and len(x) < LONGEST]

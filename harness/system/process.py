@@ -28,6 +28,12 @@ from harness.system.guard import PR_SET_PDEATHSIG, SIGNALS
 from harness.system.tree import Tree
 
 TICK_SECONDS = 0.3
+GRACE_SECONDS = 10.0
+"""Seconds between a request to end and the kill."""
+GUARD_SECONDS = 30.0
+"""Seconds that a guard has to clean up."""
+LINGER_SECONDS = 30.0
+"""Seconds that a child has to end by itself once its work is done."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,14 +56,6 @@ class Ended:
     left_behind: int
     survivors: int
     others: tuple[int, ...] = ()
-
-
-GRACE_SECONDS = 10.0
-"""Seconds between a request to end and the kill."""
-GUARD_SECONDS = 30.0
-"""Seconds that a guard has to clean up."""
-LINGER_SECONDS = 30.0
-"""Seconds that a child has to end by itself once its work is done."""
 
 
 class CannotStart(OSError):
@@ -86,28 +84,35 @@ def run_child(
 ) -> Ended:
     """Run ``argv`` to its end, with stdout and stderr in ``log``; times are in seconds.
 
-    Args:
-        on_tick: gets the tree's resident bytes a few times a second.
-        finished: returns whether the work is done or lost; the child then has LINGER_SECONDS to end
-            by itself.
-        stop: called a few times a second; returns a word for ``Ended.stopped`` to end the child at
-            once, or None.
-        scratch: folders to remove at the end, also if this process is killed.
+    A few times a second ``on_tick`` gets the tree's resident bytes, and ``stop`` may return a word
+    for ``Ended.stopped`` to end the child. Once ``finished()`` is true, the child has
+    LINGER_SECONDS to end by itself. ``scratch`` folders are removed, also if this process is
+    killed.
 
     Raises:
         CannotStart: no such command, or ``log`` cannot be written.
         Interrupted: a signal came; the tree has ended.
     """
-    started = time.monotonic()
+    started, finished_at = time.monotonic(), None
     with _catch_signals() as caught, closing(_Guard(argv, cwd, env, log, scratch)) as guard:
-        tree = Tree(guard.pid)
-
-        def tick() -> None:
-            on_tick(tree.sample())
-            guard.hears_of(tree.files)
-
+        tree, stopped = Tree(guard.pid), None
         try:
-            stopped = _until_end(guard, tick, finished, stop, caught, timeout)
+            while stopped is None:
+                on_tick(tree.sample())
+                guard.hears_of(tree.files)
+                if guard.code(TICK_SECONDS) is not None:
+                    break
+                now = time.monotonic()
+                if finished_at is None and finished():
+                    finished_at = now
+                if caught:
+                    stopped = "interrupted"
+                elif finished_at is not None and now - finished_at > LINGER_SECONDS:
+                    stopped = "lingered"
+                elif timeout is not None and now - started > timeout:
+                    stopped = "timeout"
+                else:
+                    stopped = stop()
             left = 0 if stopped else tree.wait(1.0)
         finally:
             survivors = tree.stop(GRACE_SECONDS, hurry=lambda: len(caught) > 1)
@@ -130,33 +135,6 @@ def run_child(
     if caught:
         raise Interrupted(caught[0], ended)
     return ended
-
-
-def _until_end(
-    guard: _Guard,
-    tick: Callable[[], None],
-    finished: Callable[[], bool],
-    stop: Callable[[], str | None],
-    caught: Sequence[int],
-    timeout: float | None,
-) -> str | None:
-    """Watch a child; return why it has to be stopped, or None when it ended by itself."""
-    started, finished_at = time.monotonic(), None
-    while True:
-        tick()
-        if guard.code(TICK_SECONDS) is not None:
-            return None
-        now = time.monotonic()
-        if caught:
-            return "interrupted"
-        if finished_at is None and finished():
-            finished_at = now
-        if finished_at is not None and now - finished_at > LINGER_SECONDS:
-            return "lingered"
-        if timeout is not None and now - started > timeout:
-            return "timeout"
-        if why := stop():
-            return why
 
 
 class _Guard:
@@ -193,11 +171,7 @@ class _Guard:
         self._tell({**request, "scratch": list(map(os.fspath, self.scratch))})
 
     def code(self, seconds: float) -> int | None:
-        """Return the command's exit code once it has ended, or None after ``seconds``.
-
-        Raises:
-            CannotStart: it has not been started.
-        """
+        """Return the command's exit code once it has ended, or None after ``seconds``."""
         answers: Any = self._process.stdout
         if self._code is None and select.select([answers], [], [], seconds)[0]:
             # A guard that was killed says nothing, and its command got SIGTERM.
@@ -236,18 +210,19 @@ class _Guard:
 def _catch_signals() -> Iterator[list[int]]:
     """Record signals instead of ending at once, so that they cannot interrupt the clean-up."""
     caught: list[int] = []
-    if threading.current_thread() is not threading.main_thread():
-        yield caught
-        return
     before = {}
-    for number in SIGNALS:
-        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores SIGHUP on purpose
+    # Only the main thread may set handlers; nohup ignores SIGHUP on purpose.
+    for number in SIGNALS if threading.current_thread() is threading.main_thread() else ():
+        if signal.getsignal(number) is not signal.SIG_IGN:
             before[number] = signal.signal(number, lambda n, _: caught.append(n))
     try:
         yield caught
     finally:
         for number, handler in before.items():
             signal.signal(number, handler or signal.SIG_DFL)
+
+
+# ---- in a worker ----
 
 
 def die_with_parent() -> None:
@@ -259,8 +234,8 @@ def die_with_parent() -> None:
 def own_tools_first() -> None:
     """Put this Python's own commands at the front of PATH: its ninja before the system's.
 
-    DeepSpeed finds ninja on the PATH. Two versions of ninja disagree on which files are up to date,
-    and each would recompile every op after the other.
+    Two versions of ninja disagree on which of DeepSpeed's ops are up to date, and each would
+    recompile every op after the other.
     """
     own, path = str(Path(sys.executable).parent), os.environ.get("PATH", "")
     if path.split(os.pathsep)[0] != own:

@@ -134,17 +134,13 @@ def lacks(need: str, machine: Machine, spec: Spec) -> Reason | None:
         return Reason(f"no bf16 on this machine: {reason}", WAYS[need]) if reason else None
     if need in BUILT:
         return _lacks_op(need, probe["ops"].get(need), machine)
+    reason = probe.get("abilities", {}).get(need, {}).get(spec.device, "")
     if need in NUMBERS and spec.device == "cpu":
-        return _lacks_ability(need, NUMBERS[need])
-    return _lacks_ability(need, probe.get("abilities", {}).get(need, {}).get(spec.device, ""))
-
-
-def _lacks_ability(need: str, reason: str) -> Reason | None:
-    """Return the requirement for a number format or kernel that the probe misses."""
+        reason = NUMBERS[need]
     if not reason:
         return None
-    kind, _, kernel = need.partition("_")
-    what = f"no {kernel} attention to train with" if kind == "attention" else f"no {need}"
+    kind, _, way = need.partition("_")
+    what = f"no {way} attention to train with" if kind == "attention" else f"no {need}"
     return Reason(f"{what} on this device: {reason}", HEADERS if PYTHON_H in reason else WAYS[kind])
 
 
@@ -184,8 +180,7 @@ def _lacks_gpus(spec: Spec, machine: Machine) -> Reason | None:
     if spec.device != "cuda":
         return None
     here = len(machine.gpus)
-    unusable = lacks_sight(machine) or lacks_kernels(machine)
-    if unusable:
+    if unusable := lacks_sight(machine) or lacks_kernels(machine):
         return unusable
     if spec.local_processes > here:
         fewer = f"use --processes {here * spec.nodes}" if here else "use --device cpu"

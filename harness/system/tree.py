@@ -12,6 +12,7 @@ import re
 import shutil
 import signal
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -31,7 +32,7 @@ STALE_SECONDS = 600.0  # longer than any extension takes to compile
 class Tree:
     """Descendants of the process ``root``, without itself.
 
-    ``files`` are the shared memory segments and compile locks that they held open at some time.
+    ``files`` are the shared memory segments and compile locks that they held open at some time;
     ``others`` are processes of another Headroom that ran meanwhile.
     """
 
@@ -43,8 +44,8 @@ class Tree:
         self._members: set[psutil.Process] = set()
         self._pids: set[int] = set()
         self._seen: set[int] = set()
-        self._before = _new_files(frozenset())
-        self._tries: dict[str, int] = {}
+        self._before = _shared_files()
+        self._tries: Counter[str] = Counter()
 
     def alive(self) -> list[psutil.Process]:
         """Return every living process of the tree, also after the root was killed."""
@@ -63,9 +64,7 @@ class Tree:
         Compilers are left out: DeepSpeed builds its ops in the first run on a machine, and those
         gigabytes do not belong to the recipe.
         """
-        present = set(psutil.pids())
-        alive = self.alive()
-        sizes = []
+        present, alive, sizes = set(psutil.pids()), self.alive(), []
         for process in alive:
             with contextlib.suppress(psutil.Error):  # it is gone
                 if process.name() not in COMPILERS:
@@ -78,32 +77,29 @@ class Tree:
         self._seen |= present
         return sum(sizes)
 
+    def wait(self, seconds: float, hurry: Callable[[], bool] = lambda: False) -> int:
+        """Give processes time to exit, until ``hurry()``; return how many remain."""
+        deadline = time.monotonic() + seconds
+        while (left := len(self.alive())) and time.monotonic() < deadline and not hurry():
+            time.sleep(0.05)
+        return left
+
     def stop(self, grace_seconds: float, hurry: Callable[[], bool] = lambda: False) -> int:
-        """Send SIGTERM to all, then SIGKILL to the rest after the grace, or once ``hurry()`` is
-        true.
+        """Send SIGTERM to all, and SIGKILL to the rest after the grace or once ``hurry()`` is true.
 
         Return the number still alive after that: 0 except for processes stuck in the kernel.
         """
         self._note_files(self.alive())
-        deadline = time.monotonic() + grace_seconds
         self._signal(signal.SIGTERM)
-        while self.alive() and time.monotonic() < deadline and not hurry():
-            time.sleep(0.05)
+        self.wait(grace_seconds, hurry)
         deadline = time.monotonic() + KILL_SECONDS
         while self._signal(signal.SIGKILL) and time.monotonic() < deadline:
             time.sleep(0.02)
         return len(self.alive())
 
-    def wait(self, seconds: float) -> int:
-        """Give ending processes time to exit; return how many remain."""
-        deadline = time.monotonic() + seconds
-        while (left := len(self.alive())) and time.monotonic() < deadline:
-            time.sleep(0.05)
-        return left
-
     def remove_files(self, scratch: Sequence[Path] = ()) -> None:
         """Remove the tree's shared memory segments and compile locks, and ``scratch`` folders."""
-        self.files |= {path for path in _new_files(self._before) if self._named_after_us(path)}
+        self._note_files([])
         for path in self.files:
             # Another process may have taken a lock that the tree released.
             if not _held(path):
@@ -113,30 +109,25 @@ class Tree:
             shutil.rmtree(folder, ignore_errors=True)  # it follows no link
 
     def _signal(self, number: int) -> int:
+        """Send a signal to the living processes; return how many there are."""
         alive = self.alive()
         for process in alive:
             with contextlib.suppress(psutil.Error):
                 process.send_signal(number)
         return len(alive)
 
-    def _named_after_us(self, path: str) -> bool:
-        named = OWNED.match(os.path.basename(path))
-        return named is not None and int(named[1]) in self._pids
-
     def _note_files(self, alive: Sequence[psutil.Process]) -> None:
-        """Record new files that the tree's processes hold.
-
-        Reading memory maps is slow, so a file that none of them holds is looked up only ``TRIES``
-        times.
-        """
-        new = {p for p in _new_files(self._before) if self._tries.get(p, 0) < TRIES} - self.files
-        self.files |= {path for path in new if self._named_after_us(path)}
-        if not new - self.files:
-            return
-        for process in alive:
-            self.files |= new & _opened(process.pid)
-        for path in new - self.files:
-            self._tries[path] = self._tries.get(path, 0) + 1
+        """Record new files that are named after the tree's processes, or that they hold."""
+        new = _shared_files() - self._before - self.files
+        for path in new:
+            named = OWNED.match(os.path.basename(path))
+            if named and int(named[1]) in self._pids:
+                self.files.add(path)
+        # Reading memory maps is slow: a file that none of them holds is another program's.
+        unknown = {path for path in new - self.files if self._tries[path] < TRIES}
+        for process in alive if unknown else ():
+            self.files |= unknown & _opened(process.pid)
+        self._tries.update(unknown)
 
 
 def _lives(process: psutil.Process) -> bool:
@@ -153,73 +144,57 @@ def at_work() -> list[int]:
 
 def _at_work(pid: int) -> bool:
     try:
-        words = psutil.Process(pid).cmdline()
+        return not set(WORKERS).isdisjoint(psutil.Process(pid).cmdline())
     except psutil.Error:
         return False
-    return any(module in words for module in WORKERS)
 
 
 # ---- shared memory and compile locks ----
 
 
-def _new_files(before: frozenset[str]) -> frozenset[str]:
-    """Return the present shared memory segments and compile locks without ``before``."""
-    try:
-        segments = {str(SHM / name) for name in os.listdir(SHM)}
-    except OSError:
-        segments = set()
-    return frozenset((segments | {str(p) for p in compile_locks()}) - before)
+def _shared_files() -> frozenset[str]:
+    """Return the present shared memory segments and compile locks."""
+    segments = os.listdir(SHM) if SHM.is_dir() else []
+    return frozenset((*(str(SHM / name) for name in segments), *map(str, compile_locks())))
 
 
 def compile_locks() -> list[Path]:
-    """Return torch's locks on extensions under compilation. A killed compiler never removes its
-    lock."""
-    root = extensions_folder()
-    return [*Path(root).glob("*/lock"), *Path(root).glob("*/*/lock")]
+    """Return torch's locks on extensions that are compiled, or whose compiler was killed."""
+    root = Path(extensions_folder())
+    return [*root.glob("*/lock"), *root.glob("*/*/lock")]
 
 
 def extensions_folder() -> str:
     """Return the folder in which torch compiles extensions such as DeepSpeed's ops."""
-    root = os.environ.get("TORCH_EXTENSIONS_DIR")
-    if not root:
-        cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-        root = os.path.join(cache, "torch_extensions")
-    return root
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return os.environ.get("TORCH_EXTENSIONS_DIR") or os.path.join(cache, "torch_extensions")
 
 
 def free_stale_locks() -> list[Path]:
-    """Remove compile locks without a holder, and return them.
+    """Remove compile locks without a holder, and return them: a run would wait for them for ever.
 
-    A killed compiler leaves its lock, and every later run waits for it for ever. torch keeps the
-    lock open while it compiles, so a lock that no process has open is stale. Its age is checked
-    too, because the holder may run in another container or on another machine with the same home.
+    torch keeps the lock open while it compiles. The age is checked too, because the holder may run
+    in another container or on another machine with the same home.
     """
     freed = []
     for path in compile_locks():
-        try:
+        with contextlib.suppress(OSError):
             old = time.time() - path.stat().st_mtime > STALE_SECONDS
-        except OSError:
-            continue
-        if old and not _held(str(path)):
-            path.unlink(missing_ok=True)
-            freed.append(path)
+            if old and not _held(str(path)):
+                path.unlink()
+                freed.append(path)
     return freed
 
 
 def awaited() -> str:
-    """Return the op that is compiled now, and its lock; or a lock that nobody holds.
-
-    Locks that became stale are removed, so that no wait is for ever. Empty if nothing is compiled.
-    """
+    """Return what is compiled now and its lock, or a lock that nobody here holds; else empty."""
     free_stale_locks()
-    for path in compile_locks():
-        if _held(str(path)):
-            return f"compiling {path.parent.name}, usually less than 2 min (lock: {path})"
-        return (
-            f"waiting for {path}, a lock of a compiler that does not run here. It is removed when "
-            f"it is {STALE_SECONDS / 60:.0f} min old. If no other machine compiles: rm {path}"
-        )
-    return ""
+    path = next(iter(compile_locks()), None)
+    if path and _held(str(path)):
+        return f"compiling {path.parent.name}, usually less than 2 min (lock: {path})"
+    wait = f"waiting for {path}, a lock of a compiler that does not run here. It is removed when "
+    wait += f"it is {STALE_SECONDS / 60:.0f} min old. If no other machine compiles: rm {path}"
+    return wait if path else ""
 
 
 def _held(path: str) -> bool:

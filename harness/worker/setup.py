@@ -18,8 +18,8 @@ from accelerate import Accelerator, InitProcessGroupKwargs
 from torch import Tensor, nn
 
 from harness import ROOT
-from harness.data.brought import Brought
-from harness.data.feed import TOGETHER, Dataset, Feed, open_data
+from harness.data.datasets import Brought, open_data
+from harness.data.feed import TOGETHER, Dataset, Feed
 from harness.launch.command import GROUP_SECONDS
 from harness.launch.on_loopback import listen_on_loopback
 from harness.resolve import Resolved

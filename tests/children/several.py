@@ -46,7 +46,7 @@ from accelerate.commands import launch
 from torch.distributed import run as torchrun
 
 from harness import train
-from harness.data import feed
+from harness.data import datasets
 from harness.launch.command import free_port, inherited
 from harness.resolve import Resolved, resolve
 from harness.spec import from_arguments
@@ -268,8 +268,8 @@ def answer(asked: dict[str, Any], programs: Programs) -> int:
 
 def main(answers: Path) -> None:
     programs = Programs()
-    feed._digits = functools.cache(feed._digits)
-    feed._digits()  # forks have them
+    datasets._digits = functools.cache(datasets._digits)
+    datasets._digits()  # forks have them
     here = environment.describe(torch.device("cpu"))
     environment.describe = lambda _: here
     with answers.open("w", buffering=1) as out:

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from harness.data.feed import Feed, check_data, open_data, sample_order
+from harness.data.datasets import open_data
+from harness.data.feed import Feed, check_data, sample_order
 from harness.subjects.objectives import OBJECTIVES
 from strategies.subject import DataFacts
 

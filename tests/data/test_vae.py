@@ -7,8 +7,8 @@ import pytest
 import torch
 from conftest import TINY, observe_here, part_named
 
-from harness.data.feed import check_data, open_data
-from harness.data.vae import Images
+from harness.data.datasets import Images, open_data
+from harness.data.feed import check_data
 
 
 def test_latents_have_an_eighth_of_the_side_and_depend_on_the_index_alone():

@@ -46,12 +46,12 @@ def test_every_card_is_found_by_its_own_and_its_device_s_name():
 
 @pytest.mark.parametrize(("name", "words"), [
     ("A100", "is several cards; one of A100-40GB (39.4 GiB), A100-80GB (79.1 GiB)"),
-    ("H100-96GB", "--gpu-memory 96GiB. Of its kind: H100-80GB (79.1 GiB), H100-PCIe"),
-    ("A100-PCIE-40GB", "take A100-40GB, which has its chip and memory, and faster links"),
-    ("H200 NVL", "no figures of it are here. Give its memory: --gpu-memory 141GiB"),
-    ("4090 48GB", "--gpu-memory 48GiB. Of its kind: RTX-4090"),
+    ("H100-96GB", "did you mean H100-80GB? Or give its memory, as --gpu-memory 96GiB"),
+    ("A100-PCIE-40GB", "did you mean A100-40GB or A100-80GB? Or give its memory, as --gpu"),
+    ("H200 NVL", "did you mean H200-141GB? Or give its memory"),
+    ("4090 48GB", "did you mean RTX-4090? Or give its memory, as --gpu-memory 48GiB"),
     ("RTX 4080 Laptop GPU", "a laptop's card is slower"),
-    ("RTX 6000", "did you mean RTX-A6000 or RTX-6000-Ada or RTX-PRO-6000?"),
+    ("RTX 6000", "did you mean RTX-A6000 or RTX-PRO-6000 or RTX-6000-Ada?"),
     ("24GB", "a size is given as --gpu-memory 24GB"), ("cuda", "./run.sh list cards"),
 ])  # fmt: skip
 def test_a_name_of_no_card_or_several_is_answered_with_the_right_one(name, words):

@@ -6,7 +6,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from harness.data.feed import Feed, open_data
+from harness.data.datasets import open_data
+from harness.data.feed import Feed
 from harness.spec import Spec
 from harness.subjects.objectives import OBJECTIVES
 from harness.worker.audit import gather

@@ -367,7 +367,7 @@ def calibrate(options: argparse.Namespace) -> int:
         examined(console, ROOT, set())  # for a GPU that nvidia-smi does not show (WSL2)
     there = recall(ROOT)
     on_gpu = (options.device or there.device) == "cuda" and there.gpus
-    name = slug((there.device_names[0] if on_gpu else store.processor()).lower())
+    name = slug((there.gpus[0].name if on_gpu else store.processor()).lower())
     usual = RESULTS / "calibrate" / (name + "-small" * options.small)
     folder = options.out.absolute() if options.out else usual
     _sighted(options.device or recall(folder).device, recall(folder))
