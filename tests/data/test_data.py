@@ -57,11 +57,9 @@ def test_each_epoch_visits_every_sample_once_in_another_order():
     assert len({tuple(epoch) for epoch in epochs}) == 3
 
 
-@pytest.mark.parametrize("first, count", [(8, 4), (5, 37)])
-def test_order_is_a_window_on_one_sequence(first, count):
-    found = sample_order(1, 10, first, count)
-    assert found.dtype == np.int64 and len(found) == count
-    assert np.array_equal(found, sample_order(1, 10, 0, 50)[first : first + count])
+def test_order_is_a_window_on_one_sequence():
+    found = sample_order(1, 10, 5, 37)
+    assert found.dtype == np.int64 and np.array_equal(found, sample_order(1, 10, 0, 50)[5:42])
 
 
 # ---- feed ---------------------------------------------------------------------------------------
@@ -76,12 +74,10 @@ def test_a_step_consumes_the_same_however_it_is_cut(objective, processes, micro)
         assert all(torch.equal(whole[name], cut[name]) for name in whole)
 
 
-@pytest.mark.parametrize("together", [5, 256])
-def test_what_is_drawn_together_is_given_however_a_step_is_cut(together):
-    whole = consumed(feeds("digits", "epsilon", 1, 12, together=together), 4)
-    for processes, micro in ((4, 3), (2, 6), (3, 1)):
-        cut = consumed(feeds("digits", "epsilon", processes, micro, together=together), 4)
-        assert all(torch.equal(cut[name], values) for name, values in whole.items())
+def test_what_is_drawn_together_is_given_however_a_step_is_cut():
+    whole = consumed(feeds("digits", "epsilon", 1, 12, together=5), 4)
+    cut = consumed(feeds("digits", "epsilon", 4, 3, together=5), 4)
+    assert all(torch.equal(cut[name], values) for name, values in whole.items())
     rows = {tuple(noise.flatten().tolist()) for noise in whole["noise"]}
     assert len(rows) == 12, "each sample has noise of its own"
 
@@ -145,9 +141,7 @@ def test_synthetic_is_the_same_noise_everywhere(name, side):
     "name, words",
     [
         ("digts", "unknown data 'digts'; did you mean digits?"),
-        ("cifar", "unknown data 'cifar'; write digits, synthetic, latents:PATH or vae"),
         ("synthetic:big", "unknown data 'synthetic:big'"),
-        ("latents:", "write latents:PATH"),
         ("latents:/no/such", "no folder /no/such; it should hold imagenet256_features/"),
     ],
 )
@@ -197,10 +191,6 @@ FAULTS = {
         lambda r: write(r, "5", np.zeros((1, 4, 16, 16), np.float32), np.array([1])),
         "5.npy holds float32[1, 4, 16, 16] where 0.npy holds float32[1, 4, 8, 8]",
     ),
-    "not square": (
-        lambda r: write(r, "0", np.zeros((1, 4, 8, 4), np.float32), np.array([1])),
-        "0.npy holds float32[1, 4, 8, 4]; a latent is float [1, C, H, H]",
-    ),
     "objects": (
         lambda r: np.save(r / "imagenet256_features/5.npy", np.array([{}]), allow_pickle=True),
         "5.npy holds Python objects",
@@ -233,18 +223,13 @@ def test_a_file_spoilt_during_training_is_named_when_it_is_fetched(folder, fault
     assert words in str(refusal.value)
 
 
-def test_reading_ahead_changes_nothing(folder):
-    (feed,) = feeds(f"latents:{folder}", "flow", 1, 4)
-    batches = [b for step in range(3) for b in feed.micro_batches(step)]
-    assert [b.x[:, 0, 0, 0].tolist() for b in batches] == [b.positions.tolist() for b in batches]
-
-
 def test_a_file_spoilt_ahead_is_named_only_when_it_is_due(folder):
     (feed,) = feeds(f"latents:{folder}", "flow", 1, 4)
     spoilt = sample_order(3, COUNT, 0, COUNT)[4]
     truncate(folder / f"imagenet256_features/{spoilt}.npy")
     batches = feed.micro_batches(0)
-    assert len(next(batches).x) == 4
+    first = next(batches)
+    assert first.x[:, 0, 0, 0].tolist() == first.positions.tolist() and len(first.x) == 4
     with pytest.raises(ValueError, match=rf"imagenet256_features/{spoilt}\.npy has"):
         next(batches)
 

@@ -33,7 +33,7 @@ from strategies.distillation.teacher import Lesson
 from strategies.evidence import states
 from strategies.losses import functions
 from strategies.losses.cross_entropy import CrossEntropy
-from strategies.optimizers.table import TABLE, torchao_adam
+from strategies.optimizers.table import TABLE
 from strategies.precision.bfloat import Bf16Pure
 from strategies.precision.fp8 import Fp8
 from strategies.precision.mixed import Bf16, Fp16, Fp16Pure, Fp32, Tf32
@@ -208,9 +208,6 @@ LOST |= {
     "one segment, not prefixes": (
         "single+checkpoint:keep=nothing", Checkpoint, "edit_model", recompute_as(segments(4)),
     ),
-    "all blocks, not half of them": (
-        "single+checkpoint:share=0.5", Checkpoint, "edit_model", recompute_as(segments(1)),
-    ),
     "the first half, not every second block": (
         "single+checkpoint:share=0.5,spread=on", Checkpoint, "edit_model", recompute_first_half,
     ),
@@ -220,31 +217,19 @@ LOST |= {
     "FFNs of three blocks of four": (
         "single+checkpoint:part=ffn", Checkpoint, "edit_model", parts_by(Recompute, 1),
     ),
-    "FFNs, not attention": (
-        "single+checkpoint:part=attention", Checkpoint, "edit_model", parts_by(Recompute),
-    ),
     "activations stay": ("single+offload_activations", OffloadActivations, "edit_model", nothing),
     "one block's activations of four": (
         "single+offload_activations", OffloadActivations, "edit_model", host_as(Parked),
     ),
-    "checkpoints stay": (
-        "single+checkpoint+offload_activations:what=checkpoints",
-        OffloadActivations, "edit_model", nothing,
-    ),
-    "nothing compiled": ("single+compile:backend=aot_eager", Compile, "edit_model", nothing),
     "three blocks compiled of four": (
         "single+compile:backend=aot_eager", Compile, "edit_model", skipping_one,
     ),
     "compiled without the budget": (
         "single+compile:backend=aot_eager,budget=0.5", Compile, "edit_model", without_budget,
     ),
-    "torch chooses, not naive": ("single+attend", Attend, "edit_model", nothing),
     "naive in one block of four": ("single+attend", Attend, "edit_model", one_in_four),
     "flash in one forward, naive in training": (
         "single+attend:kernel=flash", Attend, "edit_model", attend_by(flash_when_asked),
-    ),
-    "naive, not flash": (
-        "single+attend:kernel=flash", Attend, "edit_model", attend_by(kernels.naive),
     ),
 }  # fmt: skip
 
@@ -268,7 +253,6 @@ def kept_chunks(x, weight, bias, targets):
 CHUNKED, ALL_AT_ONCE = "single+cross_entropy", "single+cross_entropy:kind=fused"
 
 LOST |= {
-    "all logits, not an eighth": (CHUNKED, CrossEntropy, "edit_model", nothing),
     "a half of the logits, not an eighth": (
         CHUNKED, CrossEntropy, "edit_model", by(functions.chunked(2)),
     ),
@@ -276,9 +260,6 @@ LOST |= {
         CHUNKED, CrossEntropy, "edit_model", by(kept_chunks),
     ),
     "all logits, not torch's fused loss": (ALL_AT_ONCE, CrossEntropy, "edit_model", nothing),
-    "chunked, not torch's fused loss": (
-        ALL_AT_ONCE, CrossEntropy, "edit_model", by(functions.chunked(8)),
-    ),
 }  # fmt: skip
 
 
@@ -341,7 +322,6 @@ PLAIN, FEATURE = "single+distill", "single+distill:feature=0.5"
 LOST |= {
     "no teacher": (PLAIN, Distill, "attach", nothing),
     "a teacher that moves": (PLAIN, Distill, "attach", then(moves)),
-    "the true loss alone": (PLAIN, Distill, "attach", weighed(output=0.0)),
     "both in another proportion": (PLAIN, Distill, "attach", weighed(true=0.4)),
     "a loss that is taken and not differentiated": (PLAIN, Distill, "attach", taught_by(Shown)),
     "no hidden states": (FEATURE, Distill, "attach", weighed(feature=0.0)),
@@ -355,10 +335,9 @@ LOST |= {
 
 
 KINDS = {name: CATALOG[name] for name in TABLE}
-AdamW, AdamWBf16, Adafactor, Sgd = (KINDS[n] for n in ("adamw", "adamw_bf16", "adafactor", "sgd"))
-Adam8bit, Adam4bit, Adam16bit = (KINDS[n] for n in ("adam8bit", "adam4bit", "adam16bit"))
-PagedAdam8bit, OffloadAdamW = KINDS["paged_adam8bit"], KINDS["offload_adamw"]
-Came, Prodigy, Muon = (KINDS[n] for n in ("came", "prodigy", "muon"))
+AdamW = KINDS["adamw"]
+PURE = {"adamw_bf16": "bf16_pure+"}
+"""What an optimizer does not train without."""
 
 
 def adamw(**other):
@@ -370,24 +349,8 @@ def adamw(**other):
     return make
 
 
-def sgd(self, params, settings, launch):
-    return torch.optim.SGD(params, lr=settings.learning_rate)
-
-
 def float_adam(self, params, settings, launch):
     return AdamW().make_optimizer(params, settings, launch)
-
-
-def half_the_bits(self, params, settings, launch):
-    return torchao_adam("torchao.optim:AdamW8bit", params, settings, launch.device)
-
-
-def no_momentum(self, params, settings, launch):
-    return states.count_steps(torch.optim.SGD(params, lr=settings.learning_rate))
-
-
-def unpaged(self, params, settings, launch):
-    return Adam8bit().make_optimizer(params, settings, launch)
 
 
 def first_matrices(self, module, subject):
@@ -396,32 +359,15 @@ def first_matrices(self, module, subject):
 
 
 LOST |= {
-    "adamw rounds to nearest": (
-        "single+bf16_pure+adamw_bf16", AdamWBf16, "make_optimizer", adamw(),
-    ),
-    "sgd": ("single", AdamW, "make_optimizer", sgd),
+    f"adam for {name}": (f"single+{PURE.get(name, '')}{name}", kind, "make_optimizer", float_adam)
+    for name, kind in KINDS.items()
+    if name != "adamw"
+}
+LOST |= {
     "foreach for fused": ("single", AdamW, "make_optimizer", adamw(fused=False, foreach=True)),
     "other betas": ("single", AdamW, "make_optimizer", adamw(betas=(0.9, 0.99))),
-    "float moments for 8 bits": ("single+adam8bit", Adam8bit, "make_optimizer", float_adam),
-    "another library": ("single+adam8bit", Adam8bit, "make_optimizer", half_the_bits),
-    "8 bits for 4": ("single+adam4bit", Adam4bit, "make_optimizer", half_the_bits),
-    "bfloat16 moments of plain AdamW": (
-        "single+bf16_pure+adam16bit", Adam16bit, "make_optimizer", float_adam,
-    ),
-    "moments that are not paged": (
-        "single+paged_adam8bit", PagedAdam8bit, "make_optimizer", unpaged,
-    ),
-    "adam for adafactor": ("single+adafactor", Adafactor, "make_optimizer", float_adam),
-    "adam for muon": ("single+muon", Muon, "make_optimizer", float_adam),
-    "adam for every matrix": ("single+muon", Muon, "edit_model", first_matrices),
-    "adam for came": ("single+came", Came, "make_optimizer", float_adam),
-    "adam for prodigy": ("single+prodigy", Prodigy, "make_optimizer", float_adam),
-    "adam for sgd": ("single+sgd", Sgd, "make_optimizer", float_adam),
-    "sgd without its momentum": ("single+sgd", Sgd, "make_optimizer", no_momentum),
-    "an optimizer on the device": (
-        "single+offload_adamw", OffloadAdamW, "make_optimizer", float_adam,
-    ),
-}  # fmt: skip
+    "adam for every matrix": ("single+muon", CATALOG["muon"], "edit_model", first_matrices),
+}
 
 
 # -- adapters that are missing, others, or not what trains --
@@ -435,11 +381,6 @@ ADAPT, CONTROL = beside.Beside.edit_model, ControlNet.edit_model
 def inject(module, subject, rank, names=None):
     config = peft.LoraConfig(r=rank, lora_alpha=rank)
     beside.add_adapters(module, subject, config, subject.linears if names is None else names)
-
-
-def adapters_left_frozen(self, module, subject):
-    inject(module, subject, self.rank)
-    states.train_only(module, {"final_layer.linear.weight"})
 
 
 def in_other_blocks(self, module, subject):
@@ -496,10 +437,6 @@ def rank_by_name_alone(self, module, subject):
         layer.r["default"] = self.rank
 
 
-def other_codes(self, module, subject):
-    products.code(module, subject.linears, "fp8" if self.to == "int8" else "int8")
-
-
 def all_but_one(self, module, subject):
     products.code(module, subject.linears[1:], self.to)
 
@@ -529,36 +466,22 @@ SOME = "single+lora:targets=ffn,blocks=1/last1"
 IN_FLOATS = "single+bf16_pure+lora:dtype=fp32"
 
 LOST |= {
-    "no adapters": ("single+lora", Lora, "edit_model", nothing),
     "another rank, by another name": ("single+lora", Lora, "edit_model", rank_by_name_alone),
     "magnitudes that do not train": ("single+dora", Dora, "edit_model", magnitudes_that_stay),
-    "frozen adapters": ("single+lora", Lora, "edit_model", adapters_left_frozen),
     "weights that train beside them": ("single+lora", Lora, "edit_model", everything_trains),
     "adapters of 16 bits": (IN_FLOATS, Lora, "edit_model", plain),
     "no magnitudes": ("single+dora", Dora, "edit_model", plain),
     "adapters in other blocks": (SOME, Lora, "edit_model", in_other_blocks),
-    "adapters in the blocks alone": (
-        "single+lora:reach=model", Lora, "edit_model", otherwise(reach="blocks"),
-    ),
-    "adapters of other layers": (SOME, Lora, "edit_model", otherwise(targets="attention")),
     "no Kronecker product": ("single+lokr", Lokr, "edit_model", plain),
-    "Kronecker, of another factor": ("single+lokr", Lokr, "edit_model", otherwise(factor=2)),
     "Kronecker, not multiplied": ("single+lokr", Lokr, "edit_model", switched_off),
-    "no Hadamard product": ("single+loha", Loha, "edit_model", plain),
     "Hadamard, of another rank": ("single+loha", Loha, "edit_model", otherwise(rank=4)),
     "no rotation": ("single+oft", Oft, "edit_model", nothing),
-    "rotations not applied": ("single+oft", Oft, "edit_model", switched_off),
-    "weights in full, not 8 bits": ("single+cast+lora", Cast, "edit_model", nothing),
-    "float8, not int8": ("single+cast+lora", Cast, "edit_model", other_codes),
-    "int8, not float8": ("single+cast:to=fp8+lora", Cast, "edit_model", other_codes),
     "one layer in full": ("single+cast+lora", Cast, "edit_model", all_but_one),
     "weights kept beside their codes": ("single+cast+lora", Cast, "edit_model", kept_beside),
     "decoded, not int8": ("single+cast:dynamic=on+lora", Cast, "edit_model", decoding),
     "modulations in full": ("single+qlora", Qlora, "_packed", of_blocks_alone),
-    "weights in full": ("single+qlora", Qlora, "edit_model", plain),
     "the whole model trains": ("single+head", Head, "edit_model", nothing),
     "no scales": ("single+difffit", DiffFit, "edit_model", biases_only),
-    "the whole model, no branch": ("single+controlnet", ControlNet, "edit_model", nothing),
     "no branch on the second half": ("single+controlnet:share=1.0", ControlNet, "edit_model", half),
 }  # fmt: skip
 
@@ -651,7 +574,6 @@ LOST |= {
     "half the gradients": (
         "single+backward:call=autograd_grad", Backward, "configure", call_by(Half),
     ),
-    "no accumulation": ("single+accumulate", Accumulate, "accelerator_kwargs", lambda *_: {}),
     "half the accumulation": (
         "single+accumulate:steps=4",
         Accumulate,
@@ -706,13 +628,6 @@ def one_block_fewer(self, module, subject):
     return dict(list(CHOSEN(self, module, subject).items())[1:])
 
 
-def gradients_dropped(self, trained):
-    streamer = ATTACH(self, trained)
-    for one in streamer.streamed.values():
-        one.leave = lambda host, here: setattr(here, "grad", None)
-    return streamer
-
-
 def not_optimized(self, trained):
     with mock.patch.object(type(trained.inner_optimizer), "add_param_group", nothing):
         return ATTACH(self, trained)
@@ -724,7 +639,6 @@ LOST |= {
     "all weights there for the whole step": (FROZEN, BlockSwap, "attach", released_after_the_step),
     "weights of one block lost after their step": (FUSED, BlockSwap, "attach", never_returned),
     "two blocks streamed of three": (RECIPE, BlockSwap, "_chosen", one_block_fewer),
-    "gradients of streamed weights dropped": (RECIPE, BlockSwap, "attach", gradients_dropped),
     "streamed weights that nobody steps": (RECIPE, BlockSwap, "attach", not_optimized),
 }  # fmt: skip
 
@@ -743,15 +657,6 @@ def first_block(self, module, subject):
     self.store(module, subject, [n for n in names if id(module.get_submodule(n)) in first])
 
 
-def stored_as(to):
-    """Torchao's codes of a kind, whatever the strategy is called."""
-
-    def store(self, module, subject, names):
-        eight_bits.quantize(module, names, to)
-
-    return store
-
-
 def beside_floats(self, module, subject, names):
     """Codes are there, and the floats stay."""
     PALETTE(self, module, subject, names)
@@ -760,23 +665,17 @@ def beside_floats(self, module, subject, names):
         layer.whole_weight = torch.zeros(layer.out_features, layer.in_features)
 
 
-INT8, FLOAT8 = stored_as("int8"), stored_as("float8")
+def in_float8(self, module, subject, names):
+    """Torchao's codes of float8, whose products are of floats."""
+    eight_bits.quantize(module, names, "float8")
+
+
 LOST_WHEN_DRAWN: Table = {
-    "fp32 drawn as bf16": ("single", Fp32, "accelerator_kwargs", lambda *_: AS_BF16),
-    "bf16 drawn as fp32": ("single+bf16", Bf16, "accelerator_kwargs", lambda *_: {}),
-    "bf16_pure drawn of float32": ("single+bf16_pure", Bf16Pure, "edit_model", nothing),
     "fp16_pure drawn of float32": ("single+fp16_pure", Fp16Pure, "edit_model", nothing),
-    "int8 of nothing": ("single+int8", Int8, "edit_model", nothing),
     "int8 of one block": ("single+int8", Int8, "edit_model", first_block),
-    "int8 as floats": ("single+int8", Int8, "store", FLOAT8),
-    "float8 of one operand": (DYNAMIC, Float8, "store", FLOAT8),
-    "float8 as integers": ("single+float8", Float8, "store", INT8),
-    "nf4 in 8 bits": ("single+nf4", Nf4, "store", INT8),
+    "float8 of one operand": (DYNAMIC, Float8, "store", in_float8),
+    "nf4 of nothing": ("single+nf4", Nf4, "edit_model", nothing),
     "palette of one block": ("single+palette", Palette, "edit_model", first_block),
     "palette beside floats": ("single+palette", Palette, "store", beside_floats),
-    "drawn with no weights streamed": (
-        RECIPE, BlockSwap, "attach", put_back,
-    ),
     "another kernel": ("single+attend:kernel=math", Attend, "edit_model", nothing),
-    "nothing compiled": ("single+compile:backend=aot_eager", Compile, "edit_model", nothing),
 }  # fmt: skip

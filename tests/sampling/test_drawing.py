@@ -19,7 +19,6 @@ from harness.planner import pool
 from harness.report.data.grouping import build
 from harness.report.data.rows import SuiteHead
 from harness.report.figures import samples as figures
-from harness.report.rendering import pages
 from harness.resolve import resolve
 from harness.result import Result, Status, load
 from harness.spec import Spec, SpecError
@@ -68,15 +67,13 @@ def test_a_run_is_audited_and_has_what_a_report_wants(recipe, rows):
     assert {"samples", "calls of the model", "noise", "samples finite"} <= names
     (rank, *others), told = found.ranks, found.drawn
     assert len(others) == found.spec.processes - 1
-    assert {other.categories.total for other in others} <= {rank.categories.total}
     assert len(rank.step_seconds) == 2
     assert {"load", "prepare", "first_step", "steady"} == set(rank.phases)
     assert rank.categories.total > rank.categories.parameters > 0
     assert rank.categories.gradients == rank.categories.optimizer_state == 0
     assert figures.latents(found).shape == (2, 4, 32, 32) and told.labels == [0, 1]
-    assert told.evaluations == 4
+    assert told.evaluations == 4 and found.flops_per_step > 0 and found.losses == []
     assert ("variants of the ranks' samples" in names) == bool(others)
-    assert (found.flops_per_step > 0) == ("adapter" not in recipe) and found.losses == []
 
 
 def test_the_report_compares_what_was_drawn(rows):
@@ -90,8 +87,6 @@ def test_the_report_compares_what_was_drawn(rows):
     away = {r.label: r.drawn.away for r in group.rows}
     assert away["single"] is None and "single" in {r.label for r in group.rows}
     assert 0 < away["single+int8"] < away["single+nf4"]
-    text = pages.render_markdown(report)
-    assert "Same samples?" in text and "Same computation?" not in text
 
 
 def test_a_row_that_promised_the_same_and_drew_otherwise_differs(rows):
@@ -99,9 +94,9 @@ def test_a_row_that_promised_the_same_and_drew_otherwise_differs(rows):
     liar = dataclasses.replace(row(rows, "single+int8"), parity="exact")
     verdict = figures.against(liar, row(rows, "single"))
     assert verdict.word == "DIFFERS" and "rounding explains" in verdict.what
-    nothing = dataclasses.replace(
-        liar, drawn=moved(row(rows, "single"), lambda x: np.full_like(x, np.nan))
-    )
+    latents = np.full_like(figures.latents(liar), np.nan).astype("<f4").tobytes()
+    lost = dataclasses.replace(liar.drawn, latents=base64.b64encode(latents).decode())
+    nothing = dataclasses.replace(liar, drawn=lost)
     assert figures.against(nothing, row(rows, "single")).word == "DIFFERS"
     same = dataclasses.replace(liar, drawn=row(rows, "single").drawn)
     assert figures.against(same, row(rows, "single")).word == "equal"
@@ -126,13 +121,7 @@ def test_ranks_that_do_not_draw_together_are_noticed(name, rows):
     assert figures.against(found, row(rows, "single")).word == "DIFFERS", "the samples tell too"
 
 
-def moved(result: Result, change):
-    values = change(figures.latents(result)).astype("<f4")
-    text = base64.b64encode(values.tobytes()).decode()
-    return dataclasses.replace(result.drawn, latents=text)
-
-
-@pytest.mark.parametrize(("word", "value"), [("seed", 1), ("sampler_steps", 3), ("cfg_scale", 4.0)])
+@pytest.mark.parametrize(("word", "value"), [("seed", 1), ("cfg_scale", 4.0)])
 def test_rows_of_other_samples_are_refused_a_comparison_by_name(word, value, rows):
     reference = row(rows, "single")
     spec = dataclasses.replace(reference.spec, **{word: value})
@@ -141,8 +130,6 @@ def test_rows_of_other_samples_are_refused_a_comparison_by_name(word, value, row
     assert figures.against(found, reference).word == "not comparable"
     groups = build([reference, found], [], SuiteHead(reference="single")).groups
     assert len(groups) == 2 and word in groups[1].unlike
-    weights_of = dataclasses.replace(reference, configs={"initial_weights": "another"})
-    assert "other weights" in figures.not_comparable(weights_of, reference)
 
 
 def test_words_of_a_training_are_refused(tmp_path):
@@ -195,5 +182,5 @@ def test_an_older_result_has_nothing_drawn(tmp_path):
     for name in ("workload", "weights", "sampler_steps", "cfg_scale"):
         del data["spec"][name]
     (tmp_path / "result.json").write_text(json.dumps(data))
-    assert load(tmp_path / "result.json").drawn is None
-    assert load(tmp_path / "result.json").spec.key == one.spec.key
+    old = load(tmp_path / "result.json")
+    assert old.drawn is None and old.spec.key == one.spec.key

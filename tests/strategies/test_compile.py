@@ -57,30 +57,25 @@ def test_a_deliberate_graph_break_is_counted(train_here, monkeypatch):
 GRAPHS = "single+compile:mode=reduce-overhead"
 
 
-WARM, RECORDING = (4, 0, 0, 0), (8, 8, 0, 0)
-
-
-def steps(*counts: tuple[int, int, int, int]) -> list[dict[str, float]]:
+def steps(*last: int) -> list[dict[str, float]]:
+    """A step before recording, one that records, and a last one."""
     names = "calls", "recorded", "replays", "skipped"
-    return [dict(zip(names, one, strict=True)) for one in counts]
-
-
-def test_a_step_of_replays_alone_shows_the_graphs():
-    found = check_replays(steps(WARM, RECORDING, (12, 8, 8, 0)))
-    assert found == {"cuda_graphs": 8, "cuda_graph_replays": 8}
+    return [dict(zip(names, one, strict=True)) for one in ((4, 0, 0, 0), (8, 8, 0, 0), last)]
 
 
 @pytest.mark.parametrize(
-    ("counts", "why"),
+    ("last", "why"),
     [
-        ((WARM, RECORDING, (12, 8, 2, 0)), "replayed 2 CUDA graphs, expected 4"),
-        ((WARM, RECORDING, (12, 16, 4, 0)), "8 CUDA graphs were recorded in the last step"),
-        ((WARM, RECORDING, (12, 8, 8, 1)), "skipped 1 CUDA graphs"),
+        ((12, 8, 2, 0), "replayed 2 CUDA graphs, expected 4"),
+        ((12, 16, 4, 0), "8 CUDA graphs were recorded in the last step"),
+        ((12, 8, 8, 1), "skipped 1 CUDA graphs"),
     ],
 )
-def test_graphs_that_were_not_replayed_are_not_in_force(counts, why):
+def test_graphs_that_were_not_replayed_are_not_in_force(last, why):
+    found = check_replays(steps(12, 8, 8, 0))
+    assert found == {"cuda_graphs": 8, "cuda_graph_replays": 8}
     with pytest.raises(NotInForce, match=why):
-        check_replays(steps(*counts))
+        check_replays(steps(*last))
 
 
 @pytest.mark.parametrize(

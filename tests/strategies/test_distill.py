@@ -44,13 +44,11 @@ def file(tmp_path_factory) -> Path:
     ("recipe", "fields", "wanted"),
     [
         ("ddp+distill+lora", {}, ["a student trains whole"]),
-        ("ddp+distill+sp", {}, ["leave sp out"]),
         ("ddp+distill:teacher=none.safetensors", {}, ["no file none.safetensors", "run.sh train"]),
         ("single+distill", {"workload": "sample", "processes": 1}, ["--model and --weights"]),
         ("ddp+distill:width=256,feature=1.0", {}, ["128 wide", "leave feature out"]),
         ("ddp+distill", {"model": "DiT-T/8:tokens=64", "objective": "masked", "data": "synthetic"},
          ["no depth and width"]),
-        ("ddp+distill", {"model": "flux-dev", "data": "synthetic"}, ["flux-dev has no depth"]),
     ],
 )  # fmt: skip
 def test_what_does_not_go_with_it_is_refused_by_name(recipe, fields, wanted):
@@ -58,17 +56,9 @@ def test_what_does_not_go_with_it_is_refused_by_name(recipe, fields, wanted):
     assert reason and [w for w in wanted if w not in reason] == [], reason
 
 
-@pytest.mark.parametrize(
-    ("text", "wanted"),
-    [
-        ("distill:weight=0", ["the teacher is not used"]),
-        ("distill:weight=2", ["weight is 2", "[0, 1]"]),
-    ],
-)
-def test_what_is_no_distillation_is_refused(text, wanted):
-    with pytest.raises(RecipeError) as caught:
-        parse(f"single+{text}")
-    assert [w for w in wanted if w not in str(caught.value)] == []
+def test_what_is_no_distillation_is_refused():
+    with pytest.raises(RecipeError, match="the teacher is not used"):
+        parse("single+distill:weight=0")
 
 
 def test_another_file_of_the_name_is_another_measurement(file, tmp_path):
@@ -83,19 +73,18 @@ def test_another_file_of_the_name_is_another_measurement(file, tmp_path):
 
 def test_a_kept_prediction_is_of_the_teacher_s_shapes(file, tmp_path):
     """Its values are nobody's business there: one trained anew in its size keeps the prediction."""
-    mine, student = tmp_path / "mine.safetensors", train("single")
-    mine.write_bytes(file.read_bytes())
+    mine, state = tmp_path / "mine.safetensors", load_file(file)
     resolved = resolve(train(f"single+distill:teacher={mine}"))
-    before = pool.path_of(resolved, tmp_path)
-    assert before == pool.path_of(resolved, tmp_path) != pool.path_of(resolve(student), tmp_path)
-    state = load_file(file)
-    save_file({name: value + 1 for name, value in state.items()}, str(mine))
-    assert before == pool.path_of(resolved, tmp_path)
-    shallow = {n: v for n, v in state.items() if not n.startswith("blocks.3.")}
-    save_file(shallow, str(mine))
-    assert before != pool.path_of(resolved, tmp_path)
-    save_file({name: value.bfloat16() for name, value in state.items()}, str(mine))
-    assert before != pool.path_of(resolved, tmp_path)
+
+    def place(saved: dict) -> Path:
+        save_file(saved, str(mine))
+        return pool.path_of(resolved, tmp_path)
+
+    before = place(state)
+    assert before != pool.path_of(resolve(train("single")), tmp_path)
+    assert before == place({name: value + 1 for name, value in state.items()})
+    assert before != place({n: v for n, v in state.items() if not n.startswith("blocks.3.")})
+    assert before != place({name: value.bfloat16() for name, value in state.items()})
     mine.write_text("no header of any length")
     assert before != pool.path_of(resolved, tmp_path)
 

@@ -11,8 +11,9 @@ import torch
 from conftest import DRAWN, SUBJECT, TINY
 
 from harness.resolve import resolve
+from harness.spec import Spec
 from strategies import CATALOG, parse
-from strategies.base import Conflict, NotInForce
+from strategies.base import BadInput, Conflict, NotInForce
 from strategies.evidence.rules import effects
 from strategies.recipe import ABSENT, RecipeError
 from strategies.sampling import eight_bits
@@ -24,7 +25,7 @@ from tests.made.stand_ins import STAND_INS
 from tests.made.stubs import LOST_WHEN_DRAWN
 
 
-def drawing(text: str) -> dataclasses.replace:
+def drawing(text: str) -> Spec:
     return dataclasses.replace(DRAWN, recipe=text)
 
 
@@ -49,11 +50,6 @@ def test_evidence_is_lost_when_the_effect_is_stubbed(case, draw_here, monkeypatc
             part.evidence(drawn.trained)
 
 
-def part_facts(drawn, name: str) -> dict:
-    parts = drawn.resolved.recipe.strategies
-    return next(part for part in parts if part.name == name).evidence(drawn.trained)
-
-
 @pytest.mark.parametrize(
     ("text", "least", "most"),
     [
@@ -64,7 +60,8 @@ def part_facts(drawn, name: str) -> dict:
 )
 def test_bits_a_weight_are_those_that_are_held(text, least, most, draw_here):
     drawn = draw_here(drawing(f"single+{text}"))
-    facts = part_facts(drawn, text.partition(":")[0])
+    (part,) = (p for p in drawn.resolved.recipe.strategies if text.startswith(p.name))
+    facts = part.evidence(drawn.trained)
     assert least <= facts["bits_per_weight"] <= most
     plain = resolve(DRAWN).subject.make()
     wanted = [plain.get_submodule(n) for n in eight_bits.linears(plain, drawn.resolved.subject)]
@@ -75,8 +72,8 @@ def test_bits_a_weight_are_those_that_are_held(text, least, most, draw_here):
 # ---- palettes ----
 
 
-@pytest.mark.parametrize("bits", range(2, 9))
-@pytest.mark.parametrize("count", [1, 8, 13, 4096])
+@pytest.mark.parametrize("bits", [2, 3, 8])
+@pytest.mark.parametrize("count", [1, 13, 4096])
 def test_packed_indices_come_back(bits, count):
     indices = torch.randint(0, 2**bits, (count,), generator=torch.manual_seed(bits)).to(torch.uint8)
     packed = pack(indices, bits)
@@ -84,16 +81,15 @@ def test_packed_indices_come_back(bits, count):
     assert torch.equal(unpack(packed, bits, count), indices)
 
 
-@pytest.mark.parametrize("bits", [2, 4])
-def test_palettes_are_those_of_k_means(bits):
+def test_palettes_are_those_of_k_means():
     """Against scikit-learn's on the same values, which begins many times."""
     from sklearn.cluster import KMeans
 
     values = torch.randn(2, 2048, generator=torch.manual_seed(0)) ** 3
-    found = palettes(values, bits)
+    found = palettes(values, 4)
     near = found.gather(1, indices_of(values, found).long())
     for row, mine in zip(values, (values - near).square().sum(1), strict=True):
-        best = KMeans(2**bits, n_init=4, random_state=0).fit(row[:, None].numpy()).inertia_
+        best = KMeans(16, n_init=4, random_state=0).fit(row[:, None].numpy()).inertia_
         assert float(mine) <= 1.25 * best, "Lloyd's ends in a minimum, not always the least"
     away = (values[:, :, None] - found[:, None, :]).abs().argmin(2)
     same = (values - found.gather(1, away)).abs() - (values - near).abs()
@@ -101,11 +97,6 @@ def test_palettes_are_those_of_k_means(bits):
 
 
 # ---- what makes no sense in a workload ----
-
-
-def refusal(text: str, workload: str) -> str:
-    spec = dataclasses.replace(DRAWN if workload == SAMPLE else TINY, recipe=text, processes=1)
-    return str(resolve(spec).refusal or "")
 
 
 @pytest.mark.parametrize("name", CATALOG)
@@ -129,31 +120,23 @@ def test_each_strategy_is_refused_where_it_has_no_effect(name):
     [
         ("single+sgd", SAMPLE, ["sgd", "no optimizer", "leave it out"]),
         ("zero1", SAMPLE, ["zero1", "no optimizer state", "take single"]),
-        ("single+ema", SAMPLE, ["ema", "--weights"]),
         ("single+fp16", SAMPLE, ["fp16", "no loss to scale", "fp16_pure"]),
         ("single+lora", SAMPLE, ["lora", "merge lora", "--weights"]),
-        ("single+sp", SAMPLE, ["sp: one process cannot share", "take ddp"]),
         ("fsdp2+sp", SAMPLE, ["fsdp2: samples are drawn", "take single, or ddp+sp"]),
-        ("single+fp8", SAMPLE, ["fp8: its layers", "float8:dynamic=on"]),
         ("single+int8", TRAIN, ["int8", "no gradient", "qlora"]),
-        ("single+fp16_pure", TRAIN, ["fp16_pure", "take fp16"]),
     ],
 )
 def test_what_is_out_of_place_is_refused_by_name(text, workload, words):
-    found = refusal(text, workload)
+    spec = dataclasses.replace(DRAWN if workload == SAMPLE else TINY, recipe=text)
+    found = str(resolve(dataclasses.replace(spec, processes=1)).refusal)
     assert [word for word in words if word not in found] == []
 
 
 def test_ranks_that_draw_together_are_one_group():
-    assert "fsdp2" not in refusal("single+sp", SAMPLE), "it draws nothing"
-    for processes, fault in ((2, None), (4, "several groups")):
-        spec = dataclasses.replace(DRAWN, recipe="ddp+sp", processes=processes)
-        found = resolve(spec).refusal
-        assert (
-            found is None
-            if fault is None
-            else fault in found.text and "--processes 2" in str(found)
-        )
+    spec = dataclasses.replace(DRAWN, recipe="ddp+sp", processes=2)
+    assert resolve(spec).refusal is None
+    found = str(resolve(dataclasses.replace(spec, processes=4)).refusal)
+    assert "several groups" in found and "--processes 2" in found
 
 
 @pytest.mark.parametrize("name", [*ABSENT, "Flash-Decoding"])
@@ -169,16 +152,12 @@ def test_what_is_no_strategy_is_refused_with_the_reason(name):
         ({"workload": "draw"}, ["workload is 'draw'", "train, sample"]),
         ({"workload": "train"}, ["sampler_steps is 2", "--workload sample"]),
         ({"objective": "epsilon", "sampler_steps": 1}, ["sampler_steps is 1", "2 to 1000"]),
-        ({"objective": "velocity"}, ["epsilon and flow draw samples"]),
         ({"class_dropout": 0.0}, ["trained without labels", "--cfg-scale 1"]),
         ({"weights": "nowhere.safetensors"}, ["nowhere.safetensors", "no such file"]),
-        ({"profile": True}, ["profile is for training only"]),
         ({"model": "flux-dev", "data": "synthetic"}, ["conditions of its own"]),
     ],
 )
 def test_a_sampling_run_that_cannot_be_is_refused_by_name(fields, words):
-    from strategies.base import BadInput
-
     with pytest.raises((BadInput, Conflict)) as caught:
         resolve(dataclasses.replace(DRAWN, **fields))
     assert [word for word in words if word not in str(caught.value)] == []

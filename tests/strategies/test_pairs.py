@@ -21,18 +21,13 @@ from strategies.evidence.readings import bytes_of
 AOT = "compile:backend=aot_eager"
 HERE = [
     "single+checkpoint:every=2,share=0.75+bf16",
+    "single+bf16+block_swap:blocks=3+checkpoint:every=2+accumulate",
+    "single+bf16_pure:autocast=on+loha:dtype=fp32+checkpoint",
     "single+checkpoint:keep=nothing+offload_activations:what=checkpoints+bf16_pure",
     "single+fp8:emulate=on+attend:kernel=flash+adam8bit",
     "single+qlora+offload_activations",
-    "single+bf16+block_swap:blocks=3+checkpoint:every=2+accumulate",
-    "single+block_swap:blocks=3+cast:to=fp8+lora",
     "single+bf16_pure+cast:dynamic=on+lora:dtype=fp32+checkpoint",
-    "single+lora+optimizer_in_backward+bf16",
-    "single+bf16_pure:autocast=on+loha:dtype=fp32+checkpoint",
-    "single+controlnet+attend:kernel=naive+checkpoint+offload_activations:what=checkpoints",
-    "single+prune+muon+accumulate",
     "single+prune_structured+adam8bit+optimizer_in_backward",
-    f"single+{AOT}+checkpoint:every=2+accumulate",
     f"single+{AOT}+cast+lora",
 ]
 
@@ -43,42 +38,25 @@ REFUSED = {
     "ddp+bf16_master+checkpoint": ["only DeepSpeed", "use zero1"],
     "zero3_offload+bf16_pure+checkpoint": ["CPU Adam", "bf16_master"],
     "ddp+bf16+adamw_bf16": ["no master", "add bf16_pure"],
-    "ddp+checkpoint+offload_activations": ["take what=checkpoints"],
     "ddp+offload_activations:what=checkpoints": ["no checkpoints", "what=all"],
-    "zero2_offload+adamw:impl=plain": ["CPU Adam", "leave impl=plain out"],
     "zero3+bf16+checkpoint:keep=products": ["in another order", "leave keep=products out"],
-    "zero2+compile+checkpoint:keep=nothing": ["keep=nothing", "budget=0.5"],
     "ddp+fp8:emulate=on+prune_structured": ["replaces the layers", "use bf16"],
     "ddp+head+checkpoint": ["ends before the blocks", "leave"],
     "zero2+block_swap": ["holds shards", "zero3_offload"],
-    "ddp+block_swap+compile": ["compiled graph", "leave it out"],
     "ddp+block_swap+bf16": ["16-bit copies", "add checkpoint"],
     "ddp+cast": ["lose their updates", "add lora"],
-    "zero2+cast+lora": ["shard codes", "ddp or fsdp2"],
     "ddp+block_swap+muon": ["steps the model's weights", "take adamw"],
-    "single+adafactor:write=stochastic": ["lose no update", "add bf16_pure"],
     "zero3+optimizer_in_backward": ["after backward", "single"],
     "zero2+adafactor": ["flat shards", "ddp"],
-    "zero3+muon": ["orthogonalized the gradients", "fsdp2"],
-    "zero3+qlora": ["share a byte", "zero2"],
     "zero2+bf16+lora:dtype=fp32": ["casts adapters", "bf16_pure"],
-    "zero3+lokr": ["has released", "zero2"],
-    "single+lora:blocks=3+checkpoint:keep=nothing": [
-        "ends within the blocks",
-        "leave keep=nothing",
-    ],
     "single+bf16_pure+difffit": ["cannot hold", "bf16"],
-    "single+lora+prune": ["frozen", "leave prune out"],
     "single+sparse24": ["16-bit", "bf16"],
-    "single+compress": ["one process", "ddp"],
     "ddp+sparse_embedding": ["Adam", "sgd:momentum=0.0"],
-    "zero2+offload_adamw": ["zero2_offload"],
 }
 
 ON_GPUS = {
     "ddp+attend:kernel=flash": ["16 bits", "add bf16"],
     "ddp+bf16+attend:kernel=flex+checkpoint": ["uncompiled", "kernel=flash"],
-    "zero3+attend:kernel=cudnn": ["16 bits", "add bf16"],
 }
 EXACT_LOSSES = [
     "single+block_swap:blocks=3+checkpoint:every=2",
@@ -92,7 +70,7 @@ EXACT_LOSSES = [
 ]
 
 
-@pytest.mark.parametrize("text", launchable(HERE, HERE[::4]))
+@pytest.mark.parametrize("text", launchable(HERE, HERE[:3]))
 def test_it_trains_here_with_the_evidence_of_every_part(text, train_here):
     spec = showing(text)
     run, log = train_here(spec, 2)
@@ -112,11 +90,8 @@ def test_it_is_refused_with_the_way_out(text):
     assert [w for w in wanted if w not in reason] == []
 
 
-@pytest.mark.parametrize(
-    "text", ["single+optimizer_in_backward", "single+offload_adamw", "single+sparse_embedding"]
-)
-def test_clipping_is_refused_where_it_would_come_too_late(text):
-    recipe = parse(text + ("+sgd:momentum=0.0" if "sparse" in text else ""))
+def test_clipping_is_refused_where_it_would_come_too_late():
+    recipe = parse("single+optimizer_in_backward")
     assert "--grad-clip 0" in str(recipe.refusal(recipe.launch("cpu", 1, SUBJECT, clips=True)))
 
 
@@ -180,16 +155,10 @@ def test_what_must_not_change_the_computation_does_not(train_here):
 
 def test_norms_are_logged_without_the_loss_scale(train_here):
     run, log = train_here(TINY, 1)
-    usual, accelerator = float(log.norms[0]), run.trained.accelerator
-
-    def unscale() -> None:
-        for p in run.trained.module.parameters():
-            if p.grad is not None:
-                p.grad.div_(1024)
-
-    accelerator.unscale_gradients = unscale
+    gradients = [p for p in run.trained.module.parameters() if p.requires_grad]
+    run.trained.accelerator.unscale_gradients = lambda: [p.grad.div_(1024) for p in gradients]
     optimizer_step(run, 0, log)
-    assert float(log.norms[1]) == pytest.approx(usual / 1024, rel=0.1)
+    assert float(log.norms[1]) == pytest.approx(float(log.norms[0]) / 1024, rel=0.1)
 
 
 # -- bytes ------------------------------------------------------------------------------------
@@ -237,7 +206,6 @@ def test_what_was_trained_is_saved_by_itself(text, train_here, tmp_path):
 RESUMED = [
     "single+adam8bit+lora",
     "single+adam4bit",
-    "single+prodigy",
     "single+muon+optimizer_in_backward",
     "single+prune+ema",
     "single+qlora",

@@ -7,7 +7,16 @@ import dataclasses
 
 import pytest
 import torch
-from conftest import FLAT, SUBJECT, TINY, launchable, observe_here, part_named, showing
+from conftest import (
+    FLAT,
+    SUBJECT,
+    TINY,
+    launchable,
+    observe_here,
+    part_named,
+    showing,
+    weights_digest,
+)
 
 from strategies import CATALOG, parse
 from strategies.base import NotInForce
@@ -23,19 +32,14 @@ ELSEWHERE = {"bf16_master", "compress", "topk", "sp", "tp"}
 """What loses its effect below, in test_compress, test_parallel and test_tensor."""
 
 
-@contextlib.contextmanager
-def stood_in(name: str):
-    """While it lasts, this machine has what strategy ``name`` needs."""
-    with STAND_INS.get(name, contextlib.nullcontext)():
-        yield
-
-
 def evidence(name: str, text: str, train_here) -> dict:
-    """What the evidence of part ``name`` finds after two steps and one that was watched."""
+    """What the evidence of part ``name`` finds after two steps and one that was watched, on a
+    machine that has what it needs."""
     spec = dataclasses.replace(showing(text), **FITTING.get(name, {}))
-    run, log = train_here(spec, 2)
-    observe_here(run, log, text)
-    return part_named(text, name).evidence(run.trained)
+    with STAND_INS.get(name, contextlib.nullcontext)():
+        run, log = train_here(spec, 2)
+        observe_here(run, log, text)
+        return part_named(text, name).evidence(run.trained)
 
 
 def pairs() -> dict[str, tuple[str, str]]:
@@ -47,9 +51,7 @@ def pairs() -> dict[str, tuple[str, str]]:
 
 @pytest.mark.parametrize("case", pairs())
 def test_evidence_is_shown_when_nothing_is_stubbed(case, train_here):
-    name, text = pairs()[case]
-    with stood_in(name):
-        assert evidence(name, text, train_here)
+    assert evidence(*pairs()[case], train_here)
 
 
 FIRST = {kind: case for case, (_, kind, _, _) in reversed(LOST.items())}
@@ -60,7 +62,7 @@ FIRST = {kind: case for case, (_, kind, _, _) in reversed(LOST.items())}
 def test_evidence_is_lost_when_the_effect_is_stubbed(case, train_here, monkeypatch):
     text, kind, stage, stub = LOST[case]
     monkeypatch.setattr(kind, stage, stub)
-    with stood_in(kind.name), pytest.raises(NotInForce):
+    with pytest.raises(NotInForce):
         evidence(kind.name, text, train_here)
 
 
@@ -88,44 +90,31 @@ def test_a_master_is_read_off_the_optimizer(train_here):
 def test_tf32_left_on_is_noticed(train_here, monkeypatch):
     monkeypatch.setattr(Fp32, "edit_model", nothing)
     run, _ = train_here(TINY, 1)
-    assert Fp32().evidence(run.trained)
-    try:
-        torch.backends.cuda.matmul.allow_tf32 = True
-        with pytest.raises(NotInForce, match="TF32 is on"):
-            Fp32().evidence(run.trained)
-    finally:
-        torch.backends.cuda.matmul.allow_tf32 = False
+    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", True)
+    with pytest.raises(NotInForce, match="TF32 is on"):
+        Fp32().evidence(run.trained)
 
 
 # -- the step that is watched --
 
 
-MUON = "single+muon+accumulate"
-SHORT = dataclasses.replace(TINY, model=FLAT)
-
-
-def test_a_watched_step_leaves_no_hook_behind(train_here):
-    run, log = train_here(dataclasses.replace(SHORT, recipe=MUON), 2)
+def test_a_watched_step_trains_as_any_other_and_leaves_no_hook_behind(train_here):
+    spec = dataclasses.replace(TINY, model=FLAT, recipe="single+muon+accumulate")
+    run, log = train_here(spec, 2)
     trained, backward = run.trained, run.trained.accelerator.backward
     optimizer = trained.inner_optimizer
-    before = len(optimizer._optimizer_step_post_hooks), len(optimizer._optimizer_step_pre_hooks)
-    observe_here(run, log, MUON)
-    hooks = len(optimizer._optimizer_step_post_hooks), len(optimizer._optimizer_step_pre_hooks)
-    assert hooks == before and trained.accelerator.backward == backward
+
+    def hooks() -> tuple[int, int]:
+        return len(optimizer._optimizer_step_post_hooks), len(optimizer._optimizer_step_pre_hooks)
+
+    before = hooks()
+    observe_here(run, log, spec.recipe)
+    assert hooks() == before and trained.accelerator.backward == backward
     assert trained.observed.micro_steps == 2 and trained.optimizer_steps == 3
     assert not any(p._post_accumulate_grad_hooks for p in trained.module.parameters())
-
-
-def test_a_watched_step_trains_as_any_other(train_here):
-    spec = dataclasses.replace(SHORT, recipe="single+accumulate")
-    watched, log = train_here(spec, 2)
-    observe_here(watched, log, spec.recipe)
     plain, other = train_here(spec, 3)
-    assert log.all_losses(watched) == other.all_losses(plain)
-    for mine, theirs in zip(
-        watched.trained.module.parameters(), plain.trained.module.parameters(), strict=True
-    ):
-        assert torch.equal(mine, theirs)
+    assert log.all_losses(run) == other.all_losses(plain)
+    assert weights_digest(trained.module) == weights_digest(plain.trained.module)
 
 
 def test_operators_are_told_apart_by_phase_and_type(train_here):

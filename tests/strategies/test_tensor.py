@@ -16,6 +16,8 @@ from harness.planner import pool
 from harness.resolve import resolve
 from harness.result import Result, Status
 from strategies.parallel.tensor import parallelize
+from strategies.parallel.tensor.products import products
+from tests.made.publics import miniature
 from tests.sabotage.ranks import CUT
 
 pytestmark = pytest.mark.thorough
@@ -38,8 +40,25 @@ TOKENS = dataclasses.replace(
 HALF = "step-00000002"
 
 
+SUMS = ("products_not_summed", "gradients_not_summed")
+REACHED = ["sd3.5-medium", "hunyuanvideo"]
+"""Miniatures besides Flux whose blocks are found whole."""
+UNCUT = {
+    "cogvideox-5b": "transformer_blocks.0.attn1 (Attention) does not compute with a part",
+    "wan2.1-1.3b": "blocks.0.attn1.norm_q normalizes over several heads",
+    "sana-1.6b": "transformer_blocks.0.ff.conv_inverted (Conv2d) is no layer that it cuts",
+    "z-image": "85 inner features of the MLP cannot be dealt to 2 ranks",
+    "lumina2": "1 heads cannot be dealt to 2 ranks",
+}
+
+
 def spec_of(recipe: str, **more):
     return dataclasses.replace(FOUR, recipe=recipe, **more)
+
+
+def flux(recipe: str):
+    more = {"grad_clip": 0.25, "beta2": 0.99, "weight_decay": 0.01, "ema": 0.9}
+    return miniature("flux-dev", recipe, processes=4, steps=1, **more)
 
 
 @pytest.fixture(scope="module")
@@ -58,6 +77,9 @@ def runs(tmp_path_factory) -> tuple[dict[str, Result], Path]:
     copied = ((state / "saved" / HALF, state / "again" / HALF),)
     (state / "again").mkdir(parents=True)
     cases["again"] = Case(spec_of(PLAIN, steps=3), again, copied)
+    cases |= {f"flux {recipe}": Case(flux(recipe)) for recipe in ("ddp", PLAIN)}
+    cases |= {f"flux {name}": Case(flux(PLAIN), ("--sabotage", name)) for name in SUMS}
+    cases |= {name: Case(miniature(name, PLAIN, processes=4)) for name in REACHED}
     return launched_together(cases, base), base
 
 
@@ -87,6 +109,43 @@ def test_ranks_that_share_weights_show_it(row):
 @pytest.mark.parametrize("row", EQUAL, indirect=True)
 def test_losses_gradients_and_updates_are_those_of_whole_weights(row, runs):
     hold_equal(row, runs[0]["ddp"])
+
+
+@pytest.mark.parametrize("row", [f"flux {PLAIN}"], indirect=True)
+def test_flux_is_cut_and_trains_as_whole(row, runs):
+    assert [check for check in row.audit if not check.ok] == []
+    facts = row.evidence["tp"]
+    # A double block sums attention and MLP of the image and of the text, a single block once.
+    assert facts["heads_inside"] == 1 and facts["sums_a_block"]["forward"] == 2.5
+    hold_equal(row, runs[0]["flux ddp"])
+
+
+@pytest.mark.parametrize("row", [*REACHED, "tokens"], indirect=True)
+def test_other_models_train_as_one_process_does(row, train_here):
+    assert [check for check in row.audit if not check.ok] == []
+    alone = dataclasses.replace(row.spec, recipe="single", processes=1)
+    run, log = train_here(alone, len(row.losses))
+    assert row.losses == pytest.approx(log.all_losses(run), rel=1e-4)
+    assert row.grad_norms == pytest.approx(log.all_norms(), rel=1e-4)
+
+
+@pytest.mark.parametrize("name", ["flux-dev", "flux2-dev", "qwen-image"])
+def test_the_rule_finds_what_diffusers_plans(name):
+    """The library's own plan: name of a layer -> how it is cut."""
+    from diffusers.hooks.tensor_parallel import resolve_tp_shard_specs
+
+    subject = resolve(miniature(name, "ddp", processes=2)).subject
+    with torch.device("meta"):
+        module = subject.make()
+    names = {part: full for full, part in module.named_modules()}
+    found = {
+        f"{names[block]}.{layer}.weight": (cut.axis, list(cut.pieces))
+        for block in subject.blocks(module)
+        for layer, cut in products(block).items()
+    }
+    plan = resolve_tp_shard_specs(module, type(module)._tp_plan, 2)
+    wanted = {key: (s.dim, s.block_sizes) for key, s in plan.items() if key.endswith("weight")}
+    assert found == wanted
 
 
 def test_what_is_saved_is_a_plain_model_s(runs, train_here):
@@ -133,27 +192,15 @@ def test_memory_is_predicted_and_what_is_sent_is_priced(runs, tmp_path):
     }, wide.reason  # fmt: skip
 
 
-def test_a_model_over_tokens_is_cut_as_well(runs, train_here):
-    row = runs[0]["tokens"]
-    assert row.status is Status.OK, f"{row.reason}\n{row.log_tail}"
-    alone = dataclasses.replace(TOKENS, recipe="single", processes=1)
-    run, log = train_here(alone, 2)
-    assert row.losses[:2] == pytest.approx(log.all_losses(run), rel=1e-5)
-    assert row.grad_norms[:2] == pytest.approx(log.all_norms(), rel=2e-5)
-
-
 # ---- not in force ----
 
 
-@pytest.mark.parametrize("name", CUT)
+@pytest.mark.parametrize("name", [*CUT, *(f"flux {name}" for name in SUMS)])
 def test_parts_that_are_not_one_model_are_noticed(name, runs):
-    hold_apart(runs[0][name], runs[0]["ddp"])
-
-
-@pytest.mark.parametrize("sabotage", ["products_not_summed", "gradients_not_summed"])
-def test_evidence_is_lost_where_a_sum_is(sabotage, runs):
-    failed = {check.name for check in runs[0][sabotage].audit if not check.ok}
-    assert any(check.startswith("evidence: tp") for check in failed)
+    """By parity; where a sum is missing by evidence too."""
+    hold_apart(runs[0][name], runs[0]["flux ddp" if "flux" in name else "ddp"])
+    failed = " ".join(check.name for check in runs[0][name].audit if not check.ok)
+    assert "evidence: tp" in failed or not name.endswith(SUMS)
 
 
 # ---- refused ----
@@ -163,7 +210,6 @@ def test_evidence_is_lost_where_a_sum_is(sabotage, runs):
     ("text", "processes", "model", "wanted"),
     [
         ("single+tp", 1, "DiT-T/8", ["single does not shard", "take fsdp2"]),
-        ("hsdp+tp", 8, "DiT-T/8", ["groups of replicas", "take fsdp2"]),
         ("fsdp2_offload+tp", 4, "DiT-T/8", ["host memory", "take fsdp2"]),
         ("fsdp2+tp", 3, "DiT-T/8", ["3 processes are not groups of 2", "--processes 2"]),
         ("fsdp2+tp", 2, "DiT-T/8", ["shards it with nobody", "--processes 4"]),
@@ -171,32 +217,26 @@ def test_evidence_is_lost_where_a_sum_is(sabotage, runs):
         ("fsdp2+tp+compile", 4, "DiT-T/8", ["leave compile out"]),
         ("fsdp2+tp+checkpoint:keep=products", 4, "DiT-T/8", ["before ranks have summed it"]),
         ("fsdp2+tp+sp:ranks=4", 16, "DiT-T/8", ["2 heads on each rank of tp:ranks=2"]),
-        ("fsdp2+tp:ranks=5", 10, "flux-dev", ["24 heads", "ranks of 2 or 3 or 4 or 6 or 8 or 12"]),
-        ("fsdp2+tp", 4, "wan2.1-1.3b", ["blocks.0.attn1.norm_q normalizes", "take fsdp2"]),
     ],
 )
 def test_what_cannot_be_cut_is_refused_with_the_way_out(text, processes, model, wanted):
-    change = {"model": model, "global_batch": 240, "processes": processes}
-    if not model.startswith("DiT"):
-        change |= {"data": "synthetic", "objective": "flow"}
-    reason = str(resolve(dataclasses.replace(TINY, recipe=text, **change)).refusal)
+    spec = dataclasses.replace(TINY, model=model, global_batch=240, processes=processes)
+    reason = str(resolve(dataclasses.replace(spec, recipe=text)).refusal)
     assert reason and [w for w in wanted if w not in reason] == [], reason
 
 
-@pytest.mark.parametrize(
-    ("ranks", "inner", "said"),
-    [
-        (2, 257, "257 inner features of the MLP cannot be dealt to 2 ranks; leave tp out"),
-        (4, 258, "258 inner features of the MLP cannot be dealt to 4 ranks; take ranks of 2"),
-    ],
-)
-def test_an_uneven_mlp_is_refused_before_anything_starts(ranks, inner, said, monkeypatch):
+@pytest.mark.parametrize("name", UNCUT)
+def test_a_model_that_cannot_be_cut_is_refused_by_the_module(name):
+    said = str(resolve(miniature(name, PLAIN, processes=2)).refusal)
+    assert said.startswith(f"tp: {UNCUT[name]}") and "leave tp out" in said
+
+
+def test_an_uneven_mlp_is_refused_before_anything_starts(monkeypatch):
     """No preset has one: a subject of one's own may."""
-    size = resolve(FOUR).subject.dimensions._replace(inner=inner)
+    size = resolve(FOUR).subject.dimensions._replace(inner=258)
     monkeypatch.setattr(type(resolve(FOUR).subject), "dimensions", size)
-    text = f"fsdp2+tp:ranks={ranks}"
-    refused = str(resolve(dataclasses.replace(FOUR, recipe=text, processes=8)).refusal)
-    assert refused and refused.endswith(said)
+    refused = str(resolve(spec_of("fsdp2+tp:ranks=4", processes=8)).refusal)
+    assert refused.endswith("MLP cannot be dealt to 4 ranks; take ranks of 2")
 
 
 # ---- parts ----

@@ -48,34 +48,13 @@ def changed(folder: Path, name: str, **zero) -> Path:
     ("name", "settings", "words"),
     [
         ("zero3", {"mics_shard_size": 2}, "there is no mics: .* take hsdp"),
-        (
-            "zero2",
-            {"activation_checkpointing": {"cpu_checkpointing": True}},
-            "there is no cpu_checkpointing: .* take checkpoint",
-        ),
         ("zero3", {"compile": {"deepcompile": True}}, "there is no deepcompile: .* take compile"),
         ("zero3", {"zero_quantized_weights": True}, "there is no zero3_qwz: .* take zero3"),
-        (
-            "zero3",
-            {"zero_quantized_nontrainable_weights": True},
-            "there is no quantized_nontrainable_weights: .* take cast",
-        ),
-        ("zero3", {"zero_quantized_gradients": True}, "there is no qgz: .* take zero2"),
         ("zero2_offload", {"zenflow": {"topk_ratio": 0.1}}, "there is no zenflow: .* take zero2"),
-        (
-            "zero3",
-            {"offload_optimizer": {"device": "cpu", "super_offload": True}},
-            "there is no superoffload: .* take zero3_offload",
-        ),
         (
             "zero2_offload",
             {"zero_force_ds_cpu_optimizer": True},
             'without decoupled weight decay and betas: write "zero_force_ds_cpu_optimizer": false',
-        ),
-        (
-            "zero2_offload",
-            {"offload_optimizer": {"device": "cpu", "ratio": 0.5}},
-            "there is no zero3_offload_partial: .* take zero3_offload",
         ),
     ],
 )
@@ -117,10 +96,6 @@ def test_accelerate_would_couple_the_decay_of_a_cpu_adam_that_it_is_given():
     assert not remade.adam_w_mode
     away = (stepped(remade) - plain).abs()
     assert away.max() > settings.learning_rate and (away > 1e-5).float().mean() > 0.3
-    without = Settings(learning_rate=1e-3)
-    same = map_pytorch_optim_to_deepspeed(make(weights(), **without.adam))
-    plain = stepped(torch.optim.AdamW(weights(), **without.adam))
-    assert torch.allclose(stepped(same), plain, rtol=0, atol=1e-6)
 
 
 # -- calls by place --

@@ -59,7 +59,7 @@ def weights(pair: Spec) -> tuple[int, int]:
 
 
 def states(recipe: str) -> dict[str, float]:
-    """Bytes of what stands, by ZeRO's table (Rajbhandari et al."""
+    """Bytes of what stands, by ZeRO's table (arXiv:1910.02054)."""
     count, frozen = weights(PAIR)
     engine = recipe.partition("+")[0]
     stage = int(engine[4]) if engine.startswith("zero") else 0

@@ -1,7 +1,5 @@
 """The picture of samples: its size, its pixels, and that it is replaced whole or not at all."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -10,16 +8,11 @@ from PIL import Image
 from harness.worker.audit import FRAME, GAP, write_grid
 
 
-def picture(path: Path) -> np.ndarray:
-    with Image.open(path) as image:
-        assert image.format == "PNG"
-        return np.array(image)
-
-
 def test_digits_are_grey_widened_and_in_reading_order(tmp_path):
     x = torch.linspace(-1, 1, 5).view(5, 1, 1, 1).expand(5, 4, 32, 32)
     write_grid(x, tmp_path / "grid.png", 3)
-    pixels = picture(tmp_path / "grid.png")
+    with Image.open(tmp_path / "grid.png") as image:
+        pixels = np.array(image)
     assert pixels.shape == (2 * 96 + GAP, 3 * 96 + 2 * GAP)
     step = 96 + GAP
     found = [int(pixels[r * step + 5, c * step + 5]) for r in range(2) for c in range(3)]
@@ -30,6 +23,7 @@ def test_digits_are_grey_widened_and_in_reading_order(tmp_path):
 def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
     path = tmp_path / "grid.png"
     write_grid(torch.full((1, 4, 8, 8), 1.0), path, 1)
+    before = path.read_bytes()
 
     def fail(*_, **__):
         raise OSError("disk full")
@@ -37,18 +31,10 @@ def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
     monkeypatch.setattr(Image.Image, "save", fail)
     with pytest.raises(OSError, match="disk full"):
         write_grid(torch.full((1, 4, 8, 8), -1.0), path, 1)
-    assert (picture(path) == 255).all() and list(tmp_path.iterdir()) == [path]
+    assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]
 
 
-@pytest.mark.parametrize(
-    "x, columns, words",
-    [
-        (torch.zeros(4, 8, 8), 1, "cannot lay out"),
-        (torch.zeros(1, 4, 8, 8), 0, "in 0 columns"),
-        (torch.full((1, 4, 8, 8), torch.nan), 1, "the model has diverged"),
-    ],
-)
-def test_what_cannot_be_shown_is_refused(tmp_path, x, columns, words):
-    with pytest.raises(ValueError, match=words):
-        write_grid(x, tmp_path / "grid.png", columns)
+def test_samples_of_a_model_that_diverged_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="the model has diverged"):
+        write_grid(torch.full((1, 4, 8, 8), torch.nan), tmp_path / "grid.png", 1)
     assert not list(tmp_path.iterdir())

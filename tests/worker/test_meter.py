@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import threading
 import time
 from types import SimpleNamespace
 
@@ -16,7 +15,6 @@ from conftest import highest, traced_here
 
 from harness import ROOT
 from harness.launch.command import ALLOCATOR
-from harness.phases import PEAK_PHASES
 from harness.planner.tracing import trace
 from harness.result import Peak
 from harness.spec import Spec
@@ -97,14 +95,6 @@ def test_no_phase_counts_the_table_of_the_watch(train_here, monkeypatch):
     assert seen == [None] and counts.phases["prepare"].allocated == 100
 
 
-def test_what_is_taken_and_given_back_within_a_phase_is_seen():
-    """NCCL's buffers and libraries' workspaces are gone when the phase ends."""
-    facts = iter([100, 140, 380, 120])
-    highest = samples.Highest(lambda: next(facts))
-    highest.reset()
-    assert [highest.look() for _ in range(3)] == [140, 380, 380]
-
-
 def test_a_device_that_does_not_answer_lowers_nothing():
     def failing() -> int:
         raise RuntimeError("busy")
@@ -114,50 +104,23 @@ def test_a_device_that_does_not_answer_lowers_nothing():
     assert highest.look() == 80 and highest.failed == 1
 
 
-def test_the_sampler_looks_until_it_is_stopped():
-    looked, seen = threading.Event(), []
-
-    def read() -> int:
-        seen.append(1)
-        looked.set()
-        return 5
-
-    sampler = samples.Sampler(samples.Highest(read), interval=0.001)
-    sampler.start()
-    sampler.start()  # a second thread would go on for ever
-    assert looked.wait(30) and sampler.running
-    sampler.stop()
-    count = len(seen)
-    assert not sampler.running and sampler.highest.value == 5
-    time.sleep(0.01)
-    assert len(seen) == count
+@pytest.fixture
+def gpu(monkeypatch) -> SimpleNamespace:
+    """torch.cuda of a device of 1,000 bytes of which ``used`` are, and torch's ``counts``."""
+    gpu = SimpleNamespace(used=90, counts={"allocated_bytes.all.peak": 0})
+    cuda = torch.cuda
+    monkeypatch.setattr(cuda, "mem_get_info", lambda device: (1000 - gpu.used, 1000))
+    monkeypatch.setattr(cuda, "memory_stats", lambda device: dict(gpu.counts))
+    reset = {"allocated_bytes.all.peak": 10}
+    monkeypatch.setattr(
+        cuda, "reset_peak_memory_stats", lambda device=None: gpu.counts.update(reset)
+    )
+    return gpu
 
 
-def test_nothing_looks_while_steps_are_timed():
-    assert [p for p in PEAK_PHASES if not samples.is_sampled(p)] == ["steady"]
-    assert not samples.is_sampled("between phases")
-
-
-class Device:
-    """torch.cuda of a device whose use is given."""
-
-    def __init__(self, used: int) -> None:
-        self.used, self.total = used, 1000
-
-    def mem_get_info(self, device) -> tuple[int, int]:
-        return self.total - self.used, self.total
-
-    def memory_stats(self, device) -> dict[str, int]:
-        return {"allocated_bytes.all.peak": 50, "reserved_bytes.all.peak": 70}
-
-    def reset_peak_memory_stats(self, device) -> None:
-        """Nothing is counted."""
-
-
-def test_a_gpu_s_use_within_a_phase_counts_though_it_was_given_back(monkeypatch):
-    gpu = Device(used=90)
-    for name in ("mem_get_info", "memory_stats", "reset_peak_memory_stats"):
-        monkeypatch.setattr(torch.cuda, name, getattr(gpu, name))
+def test_a_gpu_s_use_within_a_phase_counts_though_it_was_given_back(gpu):
+    """NCCL's buffers and libraries' workspaces are gone when the phase ends; nothing looks while
+    steps are timed."""
     found = meter.CudaMeter(torch.device("cuda", 0))
     for phase, seen in (("backward", 700), ("steady", 90)):
         found.enter(phase)
@@ -174,16 +137,13 @@ def test_a_gpu_s_use_within_a_phase_counts_though_it_was_given_back(monkeypatch)
     ("total", "used", "order", "counted"),
     [
         (1040, 60, "PCI_BUS_ID", 640),  # a desktop
-        (1040, 0, "PCI_BUS_ID", 700),  # nobody, or nvidia-smi does not tell
         (4000, 60, "PCI_BUS_ID", 700),  # the device is a slice of the card
         (1040, 60, "FASTEST_FIRST", 700),  # perhaps another card's
         (1040, 900, "PCI_BUS_ID", 0),  # let go of meanwhile
     ],
 )
-def test_what_a_desktop_uses_is_not_needed_by_a_row(total, used, order, counted, monkeypatch):
-    gpu = Device(used=700)
-    for name in ("mem_get_info", "memory_stats", "reset_peak_memory_stats"):
-        monkeypatch.setattr(torch.cuda, name, getattr(gpu, name))
+def test_what_a_desktop_uses_is_not_needed_by_a_row(total, used, order, counted, gpu, monkeypatch):
+    gpu.used = 700
     cards = [Gpu(index=i, name="a", total_bytes=total, used_bytes=used * i) for i in range(2)]
     monkeypatch.setattr(gpus, "visible", lambda: tuple(cards))
     monkeypatch.setenv(gpus.ORDER, order)
@@ -195,16 +155,9 @@ def test_what_a_desktop_uses_is_not_needed_by_a_row(total, used, order, counted,
     assert meter.cards_before("cuda") == meter.cards_before("cpu") == (), "our own context is there"
 
 
-def test_a_peak_survives_a_library_that_resets_the_counts(monkeypatch):
+def test_a_peak_survives_a_library_that_resets_the_counts(gpu):
     """DeepSpeed's ZeRO-1 and 2 do so as they are made, in the middle of the phase."""
-    counts = {"allocated_bytes.all.peak": 0}
-    gpu = Device(used=90)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", gpu.mem_get_info)
-    monkeypatch.setattr(torch.cuda, "memory_stats", lambda device: dict(counts))
-    reset = [counts.update, {"allocated_bytes.all.peak": 10}]
-    monkeypatch.setattr(
-        torch.cuda, "reset_peak_memory_stats", lambda device=None: reset[0](reset[1])
-    )
+    counts = gpu.counts
     found = meter.CudaMeter(torch.device("cuda", 0))
     found.enter("prepare")
     counts["allocated_bytes.all.peak"] = 800

@@ -51,17 +51,15 @@ def trained_as(train_here):
     return go
 
 
-@pytest.fixture(scope="module")
-def kept() -> dict[str, Result]:
-    return {}
+KEPT: dict[str, Result] = {}
+"""Rows that several tests compare with, trained once."""
 
 
 @pytest.fixture
-def reference(trained_as, kept) -> Result:
-    """The plain row, trained once."""
-    if not kept:
-        kept["plain"] = trained_as(SPEC)
-    return kept["plain"]
+def reference(trained_as) -> Result:
+    if "plain" not in KEPT:
+        KEPT["plain"] = trained_as(SPEC)
+    return KEPT["plain"]
 
 
 @pytest.mark.parametrize("recipe", [HALVES.recipe, "single+checkpoint", "single+adamw:impl=plain"])
@@ -84,11 +82,11 @@ def test_gradients_that_are_rounding_alone_do_not_differ(trained_as):
 
 
 @pytest.mark.parametrize("name", ["doubled_behind_the_norm", "stale"])
-def test_a_row_that_only_rounds_is_held_to_its_gradients(name, trained_as, reference, kept):
+def test_a_row_that_only_rounds_is_held_to_its_gradients(name, trained_as, reference):
     spec = dataclasses.replace(SPEC, recipe="single+bf16")
-    if "bf16" not in kept:
-        kept["bf16"] = trained_as(spec)
-    rounds, row = kept["bf16"], trained_as(spec, SABOTAGES[name])
+    if "bf16" not in KEPT:
+        KEPT["bf16"] = trained_as(spec)
+    rounds, row = KEPT["bf16"], trained_as(spec, SABOTAGES[name])
     assert against(rounds, reference).word == "by design"
     blind = dataclasses.replace(row, losses=rounds.losses, grad_norms=rounds.grad_norms)
     assert against(blind, reference).word == "DIFFERS"
@@ -115,12 +113,7 @@ def test_another_computation_differs(name, trained_as, reference):
     # Without losses and norms too: what was done to the weights gives each of them away.
     blind = dataclasses.replace(row, losses=reference.losses, grad_norms=reference.grad_norms)
     assert against(blind, reference).word == "DIFFERS"
-
-
-def test_what_was_not_stepped_is_named(trained_as, reference):
-    row = trained_as(SPEC, SABOTAGES["one_parameter_not_stepped"])
-    blind = dataclasses.replace(row, losses=reference.losses, grad_norms=reference.grad_norms)
-    assert "of blocks." in against(blind, reference).what
+    assert name != "one_parameter_not_stepped" or "of blocks." in against(blind, reference).what
 
 
 def test_each_planted_fault_stands_in_one_line():
