@@ -60,7 +60,7 @@ def test_what_a_trainer_says_of_streamed_weights_that_train_is_not_denied(blocks
 
 
 OPENTAU = [("cosmos3", "zero2", 1, ".1f"), ("pi07", "zero2_bf16", 8, ".2f")]
-"""Model and settings in docs/make, samples a GPU and digits of rows on the accuracy page."""
+"""Model and settings in docs/examples, samples a GPU and digits of rows on the accuracy page."""
 
 
 @pytest.mark.nightly
@@ -68,8 +68,8 @@ OPENTAU = [("cosmos3", "zero2", 1, ".1f"), ("pi07", "zero2_bf16", 8, ".2f")]
 def test_a_row_of_opentau_is_predicted_as_the_page_says(model, settings, samples, digits, tmp_path):
     """OpenTau's pull requests 429 and 273, in GB of 10^9: allocated."""
     given = {"data": "synthetic", "objective": "own", "device": "cuda", "ema": 0.0, "beta2": 0.95}
-    recipe = f"@docs/make/opentau_{settings}.json+bf16"
-    spec = Spec(model=f"docs/make/{model}.py:make", recipe=recipe, grad_clip=10.0, processes=8,
+    recipe = f"@docs/examples/opentau_{settings}.json+bf16"
+    spec = Spec(model=f"docs/examples/{model}.py:make", recipe=recipe, grad_clip=10.0, processes=8,
                 global_batch=8 * samples, **given)  # fmt: skip
     (found,) = pool.predict_all([resolve(spec)], tmp_path, jobs=1)
     page = (ROOT / "docs/explanation/accuracy.md").read_text("utf-8")

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from docs.make.cosmos3 import Vision
+from docs.examples.cosmos3 import Vision
 
 DEPTH, HEADS, KEYS, WIDE, FRAMES, PATCHES, STATE, CHUNK = 34, 8, 4, 256, 6, 1024, 32, 10
 TEXTS, CODES, WORDS = (256, 3, 2, 52, 3, 4, 2, 3), 32, 262_208
