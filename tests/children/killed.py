@@ -11,7 +11,7 @@ from pathlib import Path
 
 from harness.system import process
 from harness.system.process import Interrupted, run_child
-from tests.children.looks import Looks
+from tests.made.living import Looks
 
 process.GRACE_SECONDS = 0.5
 mode, folder = sys.argv[1], Path(sys.argv[2])

@@ -39,15 +39,9 @@ REFUSED = (BadInput, BadFile, BadResult, launch_file.LaunchFileError)
 """Errors that the command line prints in one line, with exit code 2."""
 MOST_SECONDS, MOST_BYTES = 10.0, 2**30
 """Processor time, and memory, that reading one file may take."""
-RESULT = next((ROOT / "docs/results/cpu-2-cores-default/runs").glob("*/result.json"))
 
 
-def read_trainer(path: Path) -> None:
-    trainers_files.read([path])
-
-
-def read_records(path: Path) -> None:
-    records._lines.__wrapped__(path)
+RUNS = ROOT / "docs/results/cpu-2-cores-default/runs"
 
 
 def read_log(path: Path) -> None:
@@ -70,17 +64,9 @@ def read_latents(path: Path) -> None:
     Folder(str(folder), thorough=True)
 
 
-def npy() -> bytes:
-    file = io.BytesIO()
-    np.save(file, np.zeros((1, 4, 8, 8), np.float32))
-    return file.getvalue()
-
-
-def safetensors() -> bytes:
-    head = json.dumps({"x": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}).encode()
-    return len(head).to_bytes(8, "little") + head + bytes(8)
-
-
+NPY = io.BytesIO()
+np.save(NPY, np.zeros((1, 4, 8, 8), np.float32))
+HEAD = json.dumps({"x": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}).encode()
 SNAPSHOT = {
     "segments": [
         {"device": 0, "address": 0, "total_size": 2**21,
@@ -114,31 +100,30 @@ class Reader(NamedTuple):
     seeds: tuple[bytes, ...]
 
 
-def texts(*names: str) -> tuple[bytes, ...]:
-    return tuple((ROOT / name).read_bytes() for name in names)
+def trainer(path: Path) -> None:
+    trainers_files.read([path])
 
 
+LAUNCH = [(ROOT / "launch_configs" / name).read_bytes() for name in ("zero2.yaml", "fsdp2.yaml")]
 READERS = {
-    "launch file": Reader(
-        launch_file.read, ".yaml", texts("launch_configs/zero2.yaml", "launch_configs/fsdp2.yaml")
-    ),
+    "launch file": Reader(launch_file.read, ".yaml", tuple(LAUNCH)),
     "suite": Reader(read_suite, ".yaml", (SUITE.encode(),)),
-    "shell script": Reader(read_trainer, ".sh", (SCRIPT.encode(),)),
-    "TOML": Reader(read_trainer, ".toml", (TOML.encode(),)),
-    "YAML": Reader(read_trainer, ".yaml", texts("launch_configs/zero2.yaml")),
-    "JSON": Reader(read_trainer, ".json", texts("launch_configs/zero2.json")),
+    "shell script": Reader(trainer, ".sh", (SCRIPT.encode(),)),
+    "TOML": Reader(trainer, ".toml", (TOML.encode(),)),
+    "YAML": Reader(trainer, ".yaml", (LAUNCH[0],)),
+    "JSON": Reader(trainer, ".json", ((ROOT / "launch_configs/zero2.json").read_bytes(),)),
     "log": Reader(read_log, ".txt", (LOG.encode(),)),
     "snapshot": Reader(read_log, ".pickle", (pickle.dumps(SNAPSHOT), pickle.dumps(SNAPSHOT, 2))),
-    "result": Reader(load, ".json", (RESULT.read_bytes(),)),
+    "result": Reader(load, ".json", (next(RUNS.glob("*/result.json")).read_bytes(),)),
     "JSON file": Reader(read_json, ".json", (b'{"a": [1, {"b": null}]}',)),
-    "prediction": Reader(kept, ".json", texts(
-        str(next((ROOT / "docs/results/cpu-2-cores-default/runs").glob("*/prediction.json")))
-    )),
-    "records": Reader(read_records, ".xz", (lzma.compress(b'a\t["day", {}, "usual", {}]\n'),)),
+    "prediction": Reader(kept, ".json", (next(RUNS.glob("*/prediction.json")).read_bytes(),)),
+    "records": Reader(records._lines.__wrapped__, ".xz",
+                      (lzma.compress(b'a\t["day", {}, "usual", {}]\n'),)),
     "configuration": Reader(lambda p: families.find("diffusers:FluxTransformer2DModel", str(p)),
                             ".json", (b'{"num_layers": 2, "in_channels": 64}',)),
-    "latents": Reader(read_latents, ".npy", (npy(),)),
-    "weights": Reader(lambda p: header(str(p)), ".safetensors", (safetensors(),)),
+    "latents": Reader(read_latents, ".npy", (NPY.getvalue(),)),
+    "weights": Reader(lambda p: header(str(p)), ".safetensors",
+                      (len(HEAD).to_bytes(8, "little") + HEAD + bytes(8),)),
 }  # fmt: skip
 QUIET = ("prediction", "records", "weights")
 """Readers for which an unreadable file is a missing one."""
@@ -161,30 +146,20 @@ def outcome(reader: Reader, path: Path) -> Exception | None:
 # ---- what is no regular file, or too large ----
 
 
-def fifo(path: Path) -> None:
-    os.mkfifo(path)
-
-
-def device(path: Path) -> None:
-    path.symlink_to("/dev/zero")
-
-
-def huge(path: Path) -> None:
-    """A terabyte that takes no space."""
-    path.touch()
-    os.truncate(path, 2**40)
-
-
-@pytest.mark.parametrize("make", [fifo, device, huge])
+@pytest.mark.parametrize("kind", ["fifo", "device", "a terabyte that takes no space"])
 @pytest.mark.parametrize("name", READERS)
-def test_what_is_no_regular_file_of_a_usual_size_is_refused_at_once(name, make, tmp_path):
+def test_what_is_no_regular_file_of_a_usual_size_is_refused_at_once(name, kind, tmp_path):
     path = tmp_path / f"a{READERS[name].suffix}"
-    make(path)
+    if kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "device":
+        path.symlink_to("/dev/zero")
+    else:
+        path.touch()
+        os.truncate(path, 2**40)
     refusal = outcome(READERS[name], path)
-    known = (
-        name in QUIET or (name == "latents" and make is huge) or (name == "log" and make is huge)
-    )
-    assert known or refusal is not None
+    read = name in QUIET or (name in ("latents", "log") and kind.startswith("a terabyte"))
+    assert read or refusal is not None
 
 
 @pytest.mark.parametrize("name", READERS)
@@ -276,20 +251,12 @@ def spoiled(draw: Any, seeds: tuple[bytes, ...]) -> bytes:
     return data
 
 
-def fuzz(examples: int, folder: Path) -> None:
-    names = st.sampled_from(sorted(READERS))
-
-    @settings(max_examples=examples, deadline=None, derandomize=True, database=None,
-              suppress_health_check=list(HealthCheck))  # fmt: skip
-    @given(names.flatmap(lambda name: st.tuples(st.just(name), spoiled(READERS[name].seeds))))
-    def one(case: tuple[str, bytes]) -> None:
-        name, data = case
-        path = folder / f"a{READERS[name].suffix}"
-        path.write_bytes(data)
-        outcome(READERS[name], path)
-
-    one()
-
-
-def test_any_bytes_are_read_or_refused(tmp_path):
-    fuzz(60, tmp_path)
+@settings(max_examples=60, deadline=None, derandomize=True, database=None,
+          suppress_health_check=list(HealthCheck))  # fmt: skip
+@given(case=st.sampled_from(sorted(READERS)).flatmap(
+    lambda name: st.tuples(st.just(READERS[name]), spoiled(READERS[name].seeds))))  # fmt: skip
+def test_any_bytes_are_read_or_refused(case, tmp_path):
+    reader, data = case
+    path = tmp_path / f"a{reader.suffix}"
+    path.write_bytes(data)
+    outcome(reader, path)

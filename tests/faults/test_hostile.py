@@ -40,16 +40,9 @@ HOSTILE = (
     [1, "a", {}],
 )  # fmt: skip
 """Values in the place of others."""
-LITERALS = (
-    "9" * 400,
-    "-1e400",
-    '"\\ud800"',
-    "[" * 60 + "]" * 60,
-    "[" * 9999,
-    "tru",
-    '"\\u001b[2J"',
-)
+LITERALS = ("9" * 400, "-1e400", '"\\ud800"', "[" * 60 + "]" * 60, "[" * 9999, '"\\u001b[2J"')
 """The same as text that no value writes."""
+DEEP = "[" * 100_000
 
 
 def places(data: Any, at: tuple = ()) -> Iterator[tuple]:
@@ -106,7 +99,7 @@ def held(words: list[str], codes: tuple[int, ...] = (0, 2)) -> tuple[int, str]:
 def whole(tmp_path_factory) -> Path:
     """A folder of two rows with their predictions, a suite and a calibration."""
     folder = tmp_path_factory.mktemp("hostile") / "inner" / "results"
-    for run in (path for path in sorted((RESULTS / "runs").iterdir())):
+    for run in sorted((RESULTS / "runs").iterdir()):
         if run.name.startswith(ROWS) and "+" not in run.name:
             shutil.copytree(run, folder / "runs" / run.name)
     shutil.copy(RESULTS / "suite.json", folder)
@@ -124,8 +117,8 @@ def test_a_broken_file_stops_no_report_and_writes_nowhere_else(name, whole):
 
     @SOME
     @given(broken(good))
+    @example(DEEP)
     @example("")
-    @example("[" * 100_000)
     @example(json.dumps(json.loads(good) | {"name": "../ESCAPED"}))
     def broke(text: str) -> None:
         path.write_text(text, encoding="utf-8")
@@ -138,20 +131,10 @@ def test_a_broken_file_stops_no_report_and_writes_nowhere_else(name, whole):
         assert len(made) >= 6 and not any("\x1b" in text or "\x00" in text for text in made)
         assert [p.name for p in whole.parent.parent.iterdir()] == ["inner"]
         assert [p.name for p in whole.parent.iterdir()] == ["results"]
+        if text == DEEP:
+            assert name in printed and name in (whole / "report.md").read_text(encoding="utf-8")
 
     broke()
-
-
-def test_a_broken_file_is_named(whole):
-    names = ["prediction.json", "suite.json", "calibration.json", "result.json"]
-    for name in names:
-        path = next(iter(sorted(whole.rglob(name))))
-        good = path.read_text(encoding="utf-8")
-        path.write_text("[" * 5000, encoding="utf-8")
-        code, printed = held(["report", str(whole)])
-        page = (whole / "report.md").read_text(encoding="utf-8")
-        path.write_text(good, encoding="utf-8")
-        assert code == 0 and name in printed and name in page
 
 
 # ---- settings, recipes, suites ----
@@ -286,9 +269,8 @@ print(*[l.split()[1].split(":")[0] for l in lines if l.split()[1].endswith(f":{p
 def test_a_store_of_one_machine_is_not_reached_from_others():
     def listens(mode: str) -> str:
         words = [sys.executable, "-c", STORE, mode]
-        return subprocess.run(
-            words, cwd=ROOT, capture_output=True, text=True, check=True
-        ).stdout.strip()
+        done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True)
+        return done.stdout.strip()
 
     assert listens("ours") == "0100007F"
     assert listens("torch") != "0100007F", "torch listens there alone by itself: ours can go"

@@ -4,6 +4,7 @@ lost, nothing is left running, and the row says what happened. By hand: ``./run.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -36,13 +37,9 @@ def start(out: Path, *recipes: str, runs: str | None = None, **options: str) -> 
         words += [f"--{name}", value]
     return subprocess.Popen(
         [sys.executable, "-m", *module, *words],
-        cwd=ROOT,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
+        cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        text=True, start_new_session=True,
+    )  # fmt: skip
 
 
 def measuring(out: Path, count: int = 1, recipe: str = "ddp") -> dict[int, int]:
@@ -144,43 +141,39 @@ def disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
-def fill(folder: Path) -> None:
+def filled(out: Path) -> list[str]:
     for size in (1 << 20, 4096, 1):
-        with (folder / f"ballast-{size}").open("wb", buffering=0) as stream:
-            try:
-                while stream.write(b"x" * size) == size:
-                    pass
-            except OSError:
-                continue
+        path = out.parent / f"ballast-{size}"
+        with path.open("wb", buffering=0) as stream, contextlib.suppress(OSError):
+            while stream.write(b"x" * size) == size:
+                pass
+    return ["true"]
 
 
-@root
-def test_a_disk_that_fills_up_mid_run_is_named_and_what_was_measured_is_kept(disk):
-    child = start(disk / "out", "single", "ddp", runs="ddp")
-    measuring(disk / "out")
-    fill(disk)
-    child.send_signal(signal.SIGTERM)
-    said = ended(child, disk / "out")
-    assert child.returncode == 2 and "No space left on device" in said, said
-    assert "Traceback" not in said and "Samples/s" in said, "what was measured is told"
-    assert rows(disk / "out")["single"].status is Status.OK
-
-
-@root
-def test_a_disk_that_may_only_be_read_mid_run_is_named_and_what_was_measured_is_kept(disk):
-    child = start(disk / "out", "single", "ddp", runs="ddp", timeout="12")
-    measuring(disk / "out")
-    out = str(disk / "out")
-    # Open files keep the disk itself from becoming so: each new one is met by a mount over it.
+def only_to_be_read(out: Path) -> list[str]:
+    """Open files keep the disk itself from becoming so: each new one is met by a mount over it."""
     subprocess.run(["mount", "--bind", out, out], check=True)
     subprocess.run(["mount", "-o", "remount,bind,ro", out], check=True)
+    return ["umount", "-l", str(out)]
+
+
+@root
+@pytest.mark.parametrize(
+    ("befalls", "said"),
+    [(filled, "No space left on device"), (only_to_be_read, "Read-only file system")],
+)
+def test_a_disk_that_fails_mid_run_is_named_and_what_was_measured_is_kept(disk, befalls, said):
+    child = start(disk / "out", "single", "ddp", runs="ddp")
+    measuring(disk / "out")
+    undo = befalls(disk / "out")
     try:
-        said = ended(child, disk / "out")
-        assert child.returncode == 2 and "Read-only file system" in said, said
-        assert "Traceback" not in said and "Samples/s" in said
+        child.send_signal(signal.SIGTERM)
+        text = ended(child, disk / "out")
+        assert child.returncode == 2 and said in text, text
+        assert "Traceback" not in text and "Samples/s" in text, "what was measured is told"
         assert rows(disk / "out")["single"].status is Status.OK
     finally:
-        subprocess.run(["umount", "-l", out], check=True)
+        subprocess.run(undo, check=True)
 
 
 @root

@@ -77,11 +77,8 @@ def start(hangs: str, *given: str, **more) -> subprocess.Popen:
     usual = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
     return subprocess.Popen(
         [sys.executable, "-m", "tests.children.faked", hangs, *given],
-        cwd=ROOT,
-        text=True,
-        start_new_session=True,
-        **usual | more,
-    )
+        cwd=ROOT, text=True, start_new_session=True, **usual | more,
+    )  # fmt: skip
 
 
 def hanging(out: Path) -> list[Path]:

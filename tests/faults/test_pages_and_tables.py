@@ -6,6 +6,7 @@ from __future__ import annotations
 import io
 import os
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -17,28 +18,19 @@ from harness.report.figures import units
 from harness.report.rendering import sentences, table, tables
 from harness.report.rendering.export import json_text
 from harness.result import Result, Status, load_all
-from tests.made.results import cpu_set
-
-WIDTHS = (30, 52, 80, 140)
-
-
-def printed(width: int, show, *given, **more) -> str:
-    out = io.StringIO()
-    console = Console(file=out, width=width)
-    args = [console if each is Console else each for each in given]
-    show(*args, **more)
-    return out.getvalue()
-
+from tests.made.results import GOLDEN, cpu_set
 
 # ---- terminals ----
 
 
-@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("width", [30, 52, 80, 140])
 def test_every_number_of_the_ranking_is_whole_or_its_column_is_named_as_left_out(width):
     results = list(cpu_set().values())
     (group,) = build(results, [], SuiteHead(reference="ddp")).groups
     grid = tables.ranking(group)
-    text = printed(width, table.print_grid, grid, Console)
+    out = io.StringIO()
+    table.print_grid(grid, Console(file=out, width=width))
+    text = out.getvalue()
     assert max(map(len, text.splitlines())) <= width
     left = re.search(r"Hidden columns: (.*?)\. Widen the terminal", " ".join(text.split()))
     gone = left[1].split(", ") if left else []
@@ -55,18 +47,13 @@ def test_every_number_of_the_ranking_is_whole_or_its_column_is_named_as_left_out
 # ---- the reference ----
 
 
-def with_lost_reference(status: Status | None) -> list[Result]:
-    """A set whose ddp ended so; None: it is not there."""
-    results = [r for r in cpu_set().values() if r.spec.recipe != "ddp"]
-    if status is not None:
-        ddp = next(r.spec for r in cpu_set().values() if r.spec.recipe == "ddp")
-        results.append(Result(status=status, spec=ddp, reason="it broke", way_out="mend it"))
-    return results
-
-
 @pytest.mark.parametrize("status", [Status.GPU_OOM, None])
 def test_a_stand_in_for_the_reference_is_said_on_top_and_wherever_rows_are_compared(status):
-    report = build(with_lost_reference(status), [], SuiteHead(name="x", reference="ddp"))
+    results = [r for r in cpu_set().values() if r.spec.recipe != "ddp"]
+    if status:
+        ddp = cpu_set()["ddp"].spec
+        results.append(Result(status=status, spec=ddp, reason="it broke", way_out="mend it"))
+    report = build(results, [], SuiteHead(name="x", reference="ddp"))
     (group,) = report.groups
     instead = group.reference.label
     ended = f"ended as {status.value}" if status else "is not among the results"
@@ -80,17 +67,12 @@ def test_a_stand_in_for_the_reference_is_said_on_top_and_wherever_rows_are_compa
 # ---- folders that may only be read ----
 
 
-def a_set(folder: Path) -> Path:
-    for name, result in cpu_set().items():
-        result.write(folder / "runs" / name / "result.json")
-    return folder
-
-
 def test_a_report_that_cannot_be_written_is_printed_and_the_files_are_named(
     tmp_path, monkeypatch, capsys
 ):
     """As on a disk that may only be read: root may write to any folder, whatever its mode."""
-    folder = a_set(tmp_path / "set")
+    folder = tmp_path / "set"
+    shutil.copytree(GOLDEN / "cpu" / "runs", folder / "runs")
     real = os.open
 
     def only_read(path, flags, *given, **more) -> int:

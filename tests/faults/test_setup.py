@@ -13,13 +13,13 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from harness import ROOT, cli
+from tests.made.living import until
 
 STAND_IN = """#!/bin/bash
 here=$(dirname "$0"); venv=$(dirname "$here")
@@ -79,14 +79,9 @@ class Checkout:
         env |= {n: str(self.folder / n.lower()) for n in ("REACHED", "GO", "JOURNAL")}
         child = subprocess.Popen(
             ["bash", "run.sh", *(words or ("doctor",))],
-            cwd=self.folder,
-            env=env | more,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
+            cwd=self.folder, env=env | more, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE, text=True, start_new_session=True,
+        )  # fmt: skip
         self.children.append(child)
         return child
 
@@ -118,10 +113,7 @@ class Checkout:
         return self.run()[0]
 
     def reached(self) -> None:
-        deadline = time.monotonic() + 60
-        while not (self.folder / "reached").exists():
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        until((self.folder / "reached").exists, 60, 0.02)
         (self.folder / "reached").unlink()
 
     @property
@@ -145,7 +137,11 @@ def checkout(tmp_path: Path) -> Iterator[Checkout]:
 def test_a_set_up_to_its_end_happens_once(checkout):
     code, said = checkout.run()
     assert (code, checkout.whole) == (0, True) and f"runs with {checkout.venv}" in said
+    assert "chatters" not in said and [f"step {n} of 3" in said for n in (1, 2, 3)] == [True] * 3
+    assert (checkout.venv / "headroom.log").read_text().count("pip chatters") == 3
     assert checkout.run()[0] == 0 and checkout.journal == STEPS
+    assert checkout.cut_short_by_an_update() == 0 and checkout.whole
+    assert checkout.journal[len(STEPS) :] == ["torch", "tools", *STEPS], "made anew"
 
 
 CUTS = [(step, signal.SIGINT) for step in ("venv", "torch", "probe")]
@@ -168,13 +164,6 @@ def test_a_lost_network_is_said_and_the_next_set_up_is_whole(checkout):
     assert code != 0 and "no route to host" in said and "did not end" in said
     assert "pip chatters" in said, "the end of pip's log"
     assert checkout.run()[0] == 0 and checkout.whole
-
-
-def test_pips_warnings_are_kept_in_its_log_and_not_shown(checkout):
-    code, said = checkout.run()
-    assert (code, "chatters" in said) == (0, False)
-    assert (checkout.venv / "headroom.log").read_text().count("pip chatters") == 3
-    assert [f"step {n} of 3" in said for n in (1, 2, 3)] == [True] * 3
 
 
 IGNORED = shutil.ignore_patterns("__pycache__")
@@ -247,25 +236,21 @@ def test_a_half_environment_of_an_older_version_gets_its_pip(checkout):
     assert checkout.cut_short_by_an_update() == 0 and (checkout.venv / "mine").exists()
 
 
-def test_an_update_that_was_cut_short_is_made_anew(checkout):
-    assert checkout.run()[0] == 0
-    assert checkout.cut_short_by_an_update() == 0 and checkout.whole
-    assert checkout.journal[len(STEPS) :] == ["torch", "tools", *STEPS]
-
-
-def test_a_folder_with_other_things_is_refused_and_left_as_it_is(checkout, tmp_path):
-    other = tmp_path / "home"
-    other.mkdir()
-    (other / "letter").write_text("dear")
-    code, said = checkout.run(HEADROOM_VENV=str(other))
-    assert code == 2 and "is no environment, and not empty" in said and "HEADROOM_VENV=" in said
-    assert [path.name for path in other.iterdir()] == ["letter"]
-
-
-def test_without_write_access_it_says_so_in_one_line(checkout):
-    code, said = checkout.run(HEADROOM_VENV="/proc/nothing/venv")
-    assert code == 2 and len(said.splitlines()) == 1
-    assert "cannot write to /proc/nothing/venv; name another folder (HEADROOM_VENV=" in said
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("VENV", "{folder}/home", "is no environment, and not empty"),
+        ("VENV", "/proc/nothing/venv", "cannot write to /proc/nothing/venv; name another folder"),
+        ("PYTHON", "{folder}/bin/broken", "bin/broken is no working Python 3.11 to 3.13"),
+    ],
+)
+def test_what_cannot_be_used_is_refused_and_left_as_it_is(checkout, name, value, words):
+    checkout.tool("broken", "#!/bin/bash\nexit 1\n")
+    (checkout.folder / "home").mkdir()
+    (checkout.folder / "home" / "letter").write_text("dear")
+    code, said = checkout.run(**{f"HEADROOM_{name}": value.format(folder=checkout.folder)})
+    assert code == 2 and words in said and f"HEADROOM_{name}=" in said, said
+    assert [path.name for path in (checkout.folder / "home").iterdir()] == ["letter"]
 
 
 @pytest.fixture
@@ -299,9 +284,3 @@ def test_a_bare_python_for_reports_is_told_what_it_lacks(checkout, command):
     code, said = checkout.run(command, "x", HEADROOM_PYTHON=f"{checkout.folder}/bin/bare")
     assert code == 2 and f"lacks: jinja2, psutil, rich, pyyaml, which {command} needs" in said
     assert "Traceback" not in said and "-m pip install jinja2 psutil rich pyyaml" in said
-
-
-def test_a_python_that_does_not_work_is_named(checkout):
-    checkout.tool("broken", "#!/bin/bash\nexit 1\n")
-    code, said = checkout.run(HEADROOM_PYTHON=f"{checkout.folder}/bin/broken")
-    assert code == 2 and "bin/broken is no working Python 3.11 to 3.13" in said

@@ -76,7 +76,6 @@ def test_without_a_whole_checkpoint_nothing_begins_anew_unasked(tmp_path, capsys
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--model", "DiT-T/4"], "saved with model DiT-T/8, not DiT-T/4"),
         (["--recipe", "single+checkpoint"], "saved with recipe single, not single+checkpoint"),
         (["--seed", "3"], "saved with seed 0, not 3"),
         (["--model", "DiT-T/8:heads=1"], "saved with model DiT-T/8, not DiT-T/8:heads=1"),
@@ -90,7 +89,6 @@ def test_another_training_is_refused_before_the_launch(words, said, tmp_path, ca
 
 
 # ---- hostile text ----
-
 
 EVIL = "<img src=x onerror=alert(1)> [here](javascript:alert(1)) ```\n# no"
 

@@ -17,7 +17,8 @@ import pytest
 from harness import ROOT
 from harness.report.figures.derive import paused_steps
 from harness.result import Result, Status, load_all
-from tests.made.two_nodes import Nodes, statuses, stepping, two_nodes, wait, why_not
+from tests.made.living import until
+from tests.made.two_nodes import Nodes, steps, two_nodes, why_not
 
 WHY_NOT = why_not()
 pytestmark = [pytest.mark.nodes, pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)]
@@ -26,25 +27,47 @@ DEADLINE = 60
 """Seconds of a row; those of a faulty row end it, if its own errors do not."""
 
 
+FAILS = """
+import socket
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+def loss(model, batch):
+    real = not isinstance(batch["x"], FakeTensor)  # a plan looks at the loss before any launch
+    if real and socket.gethostname() == "n2":
+        raise ValueError("no good on n2")
+    return model(batch["x"]).square().mean()
+
+def make():
+    layers = [torch.nn.Linear(8, 8) for _ in range(2)]
+    return torch.nn.Sequential(*layers), {"x": torch.randn(4, 3, 8)}, loss
+"""
+
+
 @pytest.fixture
 def nodes():
+    """Two of them, and at the end nothing on them runs."""
     with two_nodes() as made:
         yield made
+        until(lambda: not made.left(), 5)
 
 
-def measuring(nodes: Nodes, out: Path, recipe: str, steps: int = 4000, deadline: int = DEADLINE):
-    """Both commands, with their row in its timed steps."""
-    line = (
-        f"run --recipes {recipe} --model DiT-T/4 --global-batch 8 --processes 2 --warmup 1 "
+def line(recipe: str, steps: int = 4000, deadline: int = DEADLINE, model: str = "DiT-T/4") -> list:
+    return (
+        f"run --recipes {recipe} --model {model} --global-batch 8 --processes 2 --warmup 1 "
         f"--steps {steps} --device cpu --noise-floor 1 --no-predictions --timeout {deadline} --out"
-    )
-    children = nodes.run_on_both([*line.split(), str(out)], out)
-    wait(lambda: stepping(out), 240, children)
+    ).split()
+
+
+def measuring(nodes: Nodes, out: Path, recipe: str, **given: int) -> list[subprocess.Popen]:
+    """Both commands, with their row in its timed steps."""
+    children = nodes.run_on_both([*line(recipe, **given), str(out)], out)
+    until(lambda: steps(out), children=children)
     return children
 
 
-def ended(nodes: Nodes, folder: Path, child: subprocess.Popen, seconds: float) -> Result:
-    """A node's row, once its command has ended in so many seconds and left nothing behind."""
+def ended(folder: Path, child: subprocess.Popen, seconds: float) -> Result:
+    """A node's row, once its command has ended in so many seconds."""
     child.wait(seconds)
     ((result,), skipped) = load_all(folder)
     assert not skipped
@@ -87,29 +110,21 @@ def test_a_suite_of_four_rows_computes_as_on_one_machine(nodes, tmp_path):
 def test_a_rank_is_killed(nodes, tmp_path, recipe):
     children = measuring(nodes, tmp_path, recipe)
     os.kill(ranks_on(nodes, 1)[0], signal.SIGKILL)
-    far = ended(nodes, tmp_path, children[0], DEADLINE + 60)
+    far = ended(tmp_path, children[0], DEADLINE + 60)
     assert far.status is Status.NODE_LOST, far.reason
     assert "another node stopped answering in phase measure, step" in far.reason
-    near = ended(nodes, tmp_path / "node-1", children[1], DEADLINE)
+    near = ended(tmp_path / "node-1", children[1], DEADLINE)
     assert near.status is Status.FAILED and "killed by SIGKILL from outside" in near.reason
-    wait(lambda: not nodes.left(), 5, [])
 
 
-def test_a_node_is_killed(nodes, tmp_path):
+@pytest.mark.parametrize("dead", [0, 1], ids=["head", "other"])
+def test_a_node_is_killed(nodes, tmp_path, dead):
     children = measuring(nodes, tmp_path, "ddp")
-    nodes.power_off(children[1])
-    row = ended(nodes, tmp_path, children[0], DEADLINE + 60)
+    nodes.power_off(children[dead])
+    folder = tmp_path if dead else tmp_path / "node-1"
+    row = ended(folder, children[1 - dead], DEADLINE + 60)
     assert row.status is Status.NODE_LOST, row.reason
-    assert row.phase == "measure" and row.step > 2 and children[0].returncode == 1
-    wait(lambda: not nodes.left(), 5, [])
-
-
-def test_the_head_is_killed(nodes, tmp_path):
-    children = measuring(nodes, tmp_path, "ddp")
-    nodes.power_off(children[0])
-    row = ended(nodes, tmp_path / "node-1", children[1], DEADLINE + 60)
-    assert row.status is Status.NODE_LOST, row.reason
-    wait(lambda: not nodes.left(), 5, [])
+    assert row.phase == "measure" and row.step > 2 and children[1 - dead].returncode == 1
 
 
 def test_a_link_that_is_cut_ends_the_row_at_its_deadline(nodes, tmp_path):
@@ -117,25 +132,21 @@ def test_a_link_that_is_cut_ends_the_row_at_its_deadline(nodes, tmp_path):
     children = measuring(nodes, tmp_path, "zero2")
     nodes.link(up=False)
     for child, folder in zip(children, (tmp_path, tmp_path / "node-1"), strict=True):
-        row = ended(nodes, folder, child, DEADLINE + 90)
+        row = ended(folder, child, DEADLINE + 90)
         assert row.status in (Status.TIMEOUT, Status.NODE_LOST), row.reason
         assert "phase measure, step" in row.reason
-    wait(lambda: not nodes.left(), 5, [])
 
 
 def test_an_error_on_one_node_is_the_rows_on_both(nodes, tmp_path):
     """The cause is a rank's of node 1, and node 0 says so."""
-    line = (
-        f"run --recipes ddp --model {ROOT}/tests/made/fails_on_n2.py:make "
-        "--global-batch 4 --processes 2 --warmup 1 --steps 2 --device cpu --noise-floor 1 "
-        f"--no-predictions --timeout {DEADLINE} --out"
-    )
-    children = nodes.run_on_both([*line.split(), str(tmp_path)], tmp_path)
-    for child, folder in zip(children, (tmp_path, tmp_path / "node-1"), strict=True):
-        row = ended(nodes, folder, child, 200)
+    (tmp_path / "fails.py").write_text(FAILS)
+    words = line("ddp", steps=2, model=f"{tmp_path}/fails.py:make")
+    children = nodes.run_on_both([*words, str(tmp_path / "out")], tmp_path / "out")
+    for child, folder in zip(children, (tmp_path / "out", tmp_path / "out/node-1"), strict=True):
+        row = ended(folder, child, 200)
         assert row.status is Status.FAILED, row.reason
         assert "no good on n2" in row.reason
-    assert "on n2 failed" in load_all(tmp_path)[0][0].reason
+    assert "on n2 failed" in load_all(tmp_path / "out")[0][0].reason
 
 
 def test_an_outage_that_ends_is_flagged(nodes, tmp_path):
@@ -145,8 +156,8 @@ def test_an_outage_that_ends_is_flagged(nodes, tmp_path):
         nodes.link(up=False)
         time.sleep(8)
         nodes.link(up=True)
-        after = max(one["step"] for one in statuses(tmp_path)) + 5
-        wait(lambda after=after: max(s["step"] for s in statuses(tmp_path)) > after, 60, children)
+        after = max(steps(tmp_path)) + 5
+        until(lambda: max(steps(tmp_path), default=0) > after, 60, children=children)  # noqa: B023
     assert [child.wait(400) for child in children] == [0, 0], said(tmp_path)
     ((row,), _) = load_all(tmp_path)
     assert row.status is Status.OK and paused_steps(row) >= 1

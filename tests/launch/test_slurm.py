@@ -14,8 +14,9 @@ import pytest
 
 from harness import ROOT
 from harness.result import Status, load_all
+from tests.made.living import until
 from tests.made.slurm_cluster import Cluster, slurm_cluster, why_not
-from tests.made.two_nodes import stepping, wait
+from tests.made.two_nodes import steps
 
 WHY_NOT = why_not()
 pytestmark = [pytest.mark.slurm, pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)]
@@ -45,7 +46,7 @@ def submitted(cluster: Cluster, out: Path, *options: str) -> str:
     script.write_text(f"#!/bin/bash\ncd {ROOT}\n{line(out, 4000)}\n")
     words = ["sbatch", "--parsable", "-N2", "--ntasks-per-node=1", *options]
     number = cluster.ask(*words, "-o", str(out / "said.txt"), str(script)).strip()
-    wait(lambda: stepping(out), 240, say=lambda: (out / "said.txt").read_text())
+    until(lambda: steps(out), say=lambda: (out / "said.txt").read_text())
     return number
 
 
@@ -72,6 +73,6 @@ def test_a_job_that_is_ended_leaves_an_interrupted_row(cluster, tmp_path, ending
     number = submitted(cluster, tmp_path, *limit)
     if not limit:
         cluster.ask("scancel", number)
-    wait(lambda: idle(cluster), 180)
+    until(lambda: idle(cluster), 180)
     ((row,), _) = load_all(tmp_path)
     assert row.status in (Status.INTERRUPTED, Status.NODE_LOST), row.reason

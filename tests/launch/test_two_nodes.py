@@ -9,7 +9,6 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 from conftest import Case, launched_together
@@ -17,24 +16,15 @@ from conftest import Case, launched_together
 from harness import ROOT
 from harness.launch import nodes
 from harness.launch.command import free_port
-from harness.result import Result, Status, load_all
+from harness.resolve import resolve
+from harness.result import Status, load_all
 from harness.spec import Spec, SpecError
+from harness.system.machine import recall
 from tests.made.living import ranks, until
 
 SPEC = Spec(recipe="ddp", model="DiT-T/8", global_batch=4, warmup=1, steps=2, processes=2)
 WORDS = "run --recipes ddp single --model DiT-T/8 --global-batch 4 --warmup 1 --steps 2 "
 WORDS += "--processes 2 --device cpu --noise-floor 1 --no-predictions --timeout 200 --out"
-
-
-class Pair(NamedTuple):
-    """Each node's rows by recipe, and ``one``: the row of ``ddp`` on one machine; the commands'
-    exit codes, and what they printed."""
-
-    rows: list[dict[str, Result]]
-    one: Result
-    codes: list[int]
-    said: list[str]
-    out: Path
 
 
 def started(out: Path, words: str = WORDS) -> list[subprocess.Popen]:
@@ -49,44 +39,26 @@ def started(out: Path, words: str = WORDS) -> list[subprocess.Popen]:
     return children
 
 
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory) -> Pair:
-    out = tmp_path_factory.mktemp("two")
-    children = started(out)
+@pytest.mark.thorough
+def test_two_nodes_train_bit_for_bit_as_one_machine(tmp_path):
+    children = started(tmp_path)
     alone = {"one": Case(SPEC, resident=True)}  # which takes the steps of any run
-    one = launched_together(alone, tmp_path_factory.mktemp("alone"))["one"]
+    one = launched_together(alone, tmp_path / "alone")["one"]
     codes = [child.wait(300) for child in children]
-    said = [(out / f"said{rank}.txt").read_text() for rank in (0, 1)]
-    found = [{r.spec.recipe: r for r in load_all(folder)[0]} for folder in (out, out / "node-1")]
-    assert all(found), said
-    return Pair(found, one, codes, said, out)
-
-
-@pytest.mark.thorough
-def test_both_nodes_end_well_with_the_same_result(pair):
-    assert pair.codes == [0, 0], pair.said
-    zero, one = (rows["ddp"] for rows in pair.rows)
-    assert zero.status is Status.OK, zero.reason
-    assert zero.spec.nodes == 2 and len(zero.ranks) == 2
-    assert (one.losses, one.ranks, one.projections) == (zero.losses, zero.ranks, zero.projections)
-    assert "On 2 nodes" in (pair.out / "report.md").read_text()
-
-
-@pytest.mark.thorough
-def test_it_trains_the_same_bit_for_bit(pair):
-    two = pair.rows[0]["ddp"]
-    assert pair.one.status is Status.OK, pair.one.reason
-    assert two.losses == pair.one.losses and len(two.losses) > 4
-    assert two.grad_norms == pair.one.grad_norms
-    assert two.projections == pair.one.projections
-    peaks = [[rank.categories.total for rank in row.ranks] for row in (two, pair.one)]
-    assert peaks[0] == peaks[1]
-
-
-@pytest.mark.thorough
-def test_a_row_of_one_machine_runs_on_each_by_itself(pair):
-    for rows in pair.rows:
+    said = [(tmp_path / f"said{rank}.txt").read_text() for rank in (0, 1)]
+    assert codes == [0, 0], said
+    nodes = [{r.spec.recipe: r for r in load_all(f)[0]} for f in (tmp_path, tmp_path / "node-1")]
+    for rows in nodes:
         assert rows["single"].status is Status.OK and rows["single"].spec.nodes == 1
+    two, other = (rows["ddp"] for rows in nodes)
+    assert two.status is one.status is Status.OK, f"{two.reason} {one.reason}"
+    assert two.spec.nodes == 2 and len(two.ranks) == 2 and two.ranks == other.ranks
+    assert len(two.losses) > 4 and two.losses == other.losses == one.losses
+    assert two.projections == other.projections == one.projections
+    assert two.grad_norms == one.grad_norms
+    peaks = [[rank.categories.total for rank in row.ranks] for row in (two, one)]
+    assert peaks[0] == peaks[1]
+    assert "On 2 nodes" in (tmp_path / "report.md").read_text()
 
 
 @pytest.mark.thorough
@@ -137,17 +109,11 @@ def test_a_node_finds_its_rank_and_its_interface():
 @pytest.mark.thorough
 def test_a_node_alone_ends_with_a_row_that_says_so(tmp_path, monkeypatch):
     monkeypatch.setattr(nodes, "JOIN_SECONDS", 1.0)
-    from harness.resolve import resolve
-    from harness.system.machine import recall
-
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     node = nodes.Node(0, 2, "127.0.0.1", port, "127.0.0.1", "lo")
     spec = Spec(**{**SPEC.__dict__, "nodes": 2, "device": "cpu"})
     row = nodes.start_on(node, recall(tmp_path))(resolve(spec), tmp_path / "run", timeout=4.0)
-    assert (
-        row.status is Status.NODE_LOST
-        and row.reason == "not all 2 nodes joined this row within 5 s"
-    )
-    assert "--fresh" in row.way_out
+    assert row.status is Status.NODE_LOST and "--fresh" in row.way_out
+    assert row.reason == "not all 2 nodes joined this row within 5 s"

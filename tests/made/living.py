@@ -5,31 +5,40 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 
-def until(fact: Callable[[], object], seconds: float = 240.0, pause: float = 0.1) -> None:
+def until(
+    fact: Callable[[], object],
+    seconds: float = 240.0,
+    pause: float = 0.1,
+    children: Iterable[subprocess.Popen] = (),
+    say: Callable[[], str] = str,
+) -> None:
+    """Wait until something holds, while ``children`` run; ``say`` explains a failure."""
     deadline = time.monotonic() + seconds
-    while not (found := fact()) and time.monotonic() < deadline:
+    while not fact():
+        assert time.monotonic() < deadline, f"waited in vain: {say()}"
+        assert all(child.poll() is None for child in children), "ended early"
         time.sleep(pause)
-    assert found
 
 
 def ranks(out: Path, recipe: str = "ddp") -> dict[int, int]:
     """Rank -> pid, of the ranks of a row that is measuring."""
-    found = _statuses(out, recipe)
+    found = statuses(out, recipe)
     return {one["rank"]: one["pid"] for one in found if one["phase"] == "measure"}
 
 
 def phases(out: Path) -> list[str]:
     """The phase of each rank of the rows in ``out``."""
-    return [one["phase"] for one in _statuses(out, "*")]
+    return [one["phase"] for one in statuses(out)]
 
 
-def _statuses(out: Path, recipe: str) -> Iterator[dict[str, Any]]:
+def statuses(out: Path, recipe: str = "*") -> Iterator[dict[str, Any]]:
     for path in out.glob(f"runs/{recipe}-*/ranks/rank*.status.json"):
         with contextlib.suppress(OSError, ValueError):
             yield json.loads(path.read_text())
@@ -47,3 +56,16 @@ def left(out: Path) -> list[str]:
         if os.fsencode(out) in words and alive:
             found.append(path.name)
     return found
+
+
+class Looks:
+    """An ``on_tick`` that touches ``folder/seen`` at the second look after ``folder/ready`` came:
+    the first may have been taken just before what ``ready`` tells of."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.since_ready = folder, 0
+
+    def __call__(self, resident_bytes: int) -> None:
+        self.since_ready += (self.folder / "ready").exists()
+        if self.since_ready == 2:
+            (self.folder / "seen").touch()

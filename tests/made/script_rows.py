@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import torch
+
 from harness import ROOT
 from harness.launch import launch
 from harness.result import Result
 from harness.script.row import Script, row_of
 from harness.system import process
-from tests.made import one_start, pipelines
+from tests.made import one_start
 
 SCRIPTS = ROOT / "tests" / "script" / "scripts"
 ENV = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "HF_HUB_OFFLINE": "1"}
@@ -106,17 +108,37 @@ def edited(folder: Path, *edits: tuple[str, str], script: str = "train") -> Path
     return path
 
 
-def pictures_and(folder: Path, *families: str) -> Path:
-    """Make the pictures and the pipelines of ``families`` in ``folder``."""
-    pipelines.pictures(folder / "pictures")
-    for family in families:
-        pipelines.save(family, folder)
-    return folder
+def pipeline(folder: Path) -> Path:
+    """Write a miniature Flux pipeline in diffusers' format, of random weights, below ``folder``."""
+    import diffusers
+    import transformers
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        parts = {
+            "transformer": diffusers.FluxTransformer2DModel(
+                in_channels=16, num_layers=2, num_single_layers=2, attention_head_dim=16,
+                num_attention_heads=2, joint_attention_dim=32, pooled_projection_dim=32,
+                axes_dims_rope=(4, 4, 8), guidance_embeds=True,
+            ),
+            "vae": diffusers.AutoencoderKL(
+                down_block_types=("DownEncoderBlock2D",) * 2, block_out_channels=(4, 4),
+                up_block_types=("UpDecoderBlock2D",) * 2, norm_num_groups=1, shift_factor=0.06,
+                scaling_factor=1.5, use_quant_conv=False, use_post_quant_conv=False,
+            ),
+            "text_encoder": transformers.CLIPTextModel(transformers.CLIPTextConfig(
+                hidden_size=32, intermediate_size=37, num_attention_heads=4, num_hidden_layers=2,
+                vocab_size=1000,
+            )),
+        }  # fmt: skip
+        for parameter in parts["transformer"].parameters():
+            if not parameter.any():  # what starts at zero would hide the gradients of others
+                torch.nn.init.normal_(parameter.data, std=0.02)
+    for name, part in parts.items():
+        part.save_pretrained(folder / "flux" / name)
+    return folder / "flux"
 
 
-def diffusion(folder: Path, family: str, *options: str) -> list[str]:
-    """Return the words of ``train_diffusion`` for a pipeline of ``folder``."""
-    return [
-        *("--pretrained_model_name_or_path", str(folder / family)),
-        *("--instance_data_dir", str(folder / "pictures"), "--seed", "1", *options),
-    ]
+def diffusion(own: Path, *options: str) -> list[str]:
+    """Return the words of ``train_diffusion`` for a pipeline."""
+    return ["--pretrained_model_name_or_path", str(own), "--seed", "1", *options]

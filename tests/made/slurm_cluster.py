@@ -13,11 +13,11 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from harness import ROOT
+from tests.made.living import until
 from tests.made.two_nodes import Nodes, two_nodes
 from tests.made.two_nodes import why_not as why_no_nodes
 
@@ -71,8 +71,7 @@ class Cluster:
         self.nodes, self.run = nodes, run
         python = {"HEADROOM_PYTHON": sys.executable, "PYTHONPATH": str(ROOT)}
         self.env = {**os.environ, "SLURM_CONF": str(run / "slurm.conf"), "PATH": _path(), **python}
-        self.slurmd: list[subprocess.Popen] = []
-        self.others: list[subprocess.Popen] = []
+        self.munged: subprocess.Popen | None = None
 
     def start(self) -> None:
         """All daemons, until both nodes are idle."""
@@ -81,15 +80,12 @@ class Cluster:
         version = "v2" if Path("/sys/fs/cgroup/cgroup.controllers").exists() else "v1"
         (self.run / "cgroup.conf").write_text(f"CgroupPlugin=cgroup/{version}\n")
         self._munged()
-        self.others.append(self.nodes.start(0, ["slurmctld", "-D"], self._log("ctld"), self.env))
-        self.slurmd = [self.boot(rank) for rank in (0, 1)]
-        self._idle(30)
-
-    def boot(self, rank: int) -> subprocess.Popen:
-        """Switch a node on."""
-        (self.run / f"spool.n{rank + 1}").mkdir(exist_ok=True)
-        words = ["slurmd", "-D", "-N", f"n{rank + 1}"]
-        return self.nodes.start(rank, words, self._log(f"slurmd{rank}"), self.env)
+        self.nodes.start(0, ["slurmctld", "-D"], self.run / "ctld.out", self.env)
+        for rank in (0, 1):
+            (self.run / f"spool.n{rank + 1}").mkdir()
+            words = ["slurmd", "-D", "-N", f"n{rank + 1}"]
+            self.nodes.start(rank, words, self.run / f"slurmd{rank}.out", self.env)
+        until(self._idle, 30, say=self._logs)
 
     def _munged(self) -> None:
         (self.run / "munge.key").write_bytes(os.urandom(128))
@@ -97,26 +93,17 @@ class Cluster:
         files = {name: self.run / f"munge.{name}" for name in ("socket", "pid", "log", "seed")}
         words = [f"--{name}{'' if name == 'socket' else '-file'}={p}" for name, p in files.items()]
         words += [f"--key-file={self.run / 'munge.key'}", "--foreground", "--force"]
-        with self._log("munged").open("ab") as log:
-            self.others.append(
-                subprocess.Popen(["munged", *words], stdout=log, stderr=log, env=self.env)
-            )
-        deadline = time.monotonic() + 10
-        while not files["socket"].exists() and time.monotonic() < deadline:
-            time.sleep(0.05)
+        with (self.run / "munged.out").open("ab") as log:
+            command = ["munged", *words]
+            self.munged = subprocess.Popen(command, stdout=log, stderr=log, env=self.env)
+        until(files["socket"].exists, 10)
 
-    def _log(self, name: str) -> Path:
-        return self.run / f"{name}.out"
+    def _idle(self) -> bool:
+        said = self.ask("sinfo", "-h", "-p", "main", "-N", "-o", "%T")
+        return said.split() == ["idle", "idle"]
 
-    def _idle(self, seconds: float) -> None:
-        deadline, said = time.monotonic() + seconds, ""
-        while time.monotonic() < deadline:
-            said = self.ask("sinfo", "-h", "-p", "main", "-N", "-o", "%N %T")
-            if [line.split()[1] for line in said.splitlines()] == ["idle", "idle"]:
-                return
-            time.sleep(0.1)
-        logs = "\n".join(p.read_text()[-800:] for p in self.run.glob("*.out"))
-        raise AssertionError(f"no idle nodes: {said!r}\n{logs}")
+    def _logs(self) -> str:
+        return "\n".join(path.read_text()[-800:] for path in self.run.glob("*.out"))
 
     def command(self, *words: str) -> list[str]:
         """Words that run on the first node's network, where a login node would be."""
@@ -127,9 +114,9 @@ class Cluster:
         return done.stdout
 
     def close(self) -> None:
-        for child in reversed(self.others):
-            child.kill()
-            child.wait()
+        if self.munged:
+            self.munged.kill()
+            self.munged.wait()
 
 
 @contextlib.contextmanager

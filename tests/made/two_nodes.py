@@ -8,20 +8,20 @@ off"; a link that is down is a power cut that sends nobody a word.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
-import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from harness import ROOT
+from tests.made.living import statuses, until
 
+ADDRESSES = ("10.77.0.1", "10.77.0.2")
 TOOLS = ("ip", "nsenter", "unshare")
 SETTINGS = "ip link set lo up; mount -t tmpfs none /dev/shm; hostname {name}"
 
@@ -41,31 +41,25 @@ def why_not() -> str:
 
 @dataclass
 class Nodes:
-    """``names`` of their namespaces; their hosts are n1 and n2, at ``addresses``."""
+    """``names`` of their namespaces; their hosts are n1 and n2."""
 
     names: tuple[str, str]
-    hosts: tuple[str, ...] = ("n1", "n2")
-    addresses: tuple[str, ...] = ("10.77.0.1", "10.77.0.2")
     started: list[subprocess.Popen] = field(default_factory=list)
 
     def start(
         self, rank: int, words: Sequence[str], log: Path, env: Mapping[str, str] | None = None
     ) -> subprocess.Popen:
         """Start a command on a node, as a machine that was just switched on."""
-        inside = SETTINGS.format(name=self.hosts[rank]) + '; exec "$@"'
+        inside = SETTINGS.format(name=f"n{rank + 1}") + '; exec "$@"'
         spaces = ["unshare", "--uts", "--pid", "--ipc", "--mount", "--fork", "--mount-proc"]
         enter = ["nsenter", f"--net=/run/netns/{self.names[rank]}"]
         init = ["--kill-child=SIGKILL", "bash", "-c", inside, "bash"]
         with log.open("ab") as stream:
             child = subprocess.Popen(
                 [*enter, *spaces, *init, *words],
-                cwd=ROOT,
-                env={**os.environ, **(env or {})},
-                stdin=subprocess.DEVNULL,
-                stdout=stream,
-                stderr=stream,
-                start_new_session=True,
-            )
+                cwd=ROOT, env={**os.environ, **(env or {})}, stdin=subprocess.DEVNULL,
+                stdout=stream, stderr=stream, start_new_session=True,
+            )  # fmt: skip
         self.started.append(child)
         return child
 
@@ -73,24 +67,13 @@ class Nodes:
         """The harness's command on each node, as a starter of one command a node does it."""
         folder.mkdir(parents=True, exist_ok=True)
         common = [sys.executable, "-m", "harness", *words, "--nodes", "2"]
-        return [
-            self.start(
-                rank,
-                [*common, "--rdzv-endpoint", f"{self.addresses[0]}:29511"],
-                folder / f"said{rank}.txt",
-            )
-            for rank in (0, 1)
-        ]
+        common += ["--rdzv-endpoint", f"{ADDRESSES[0]}:29511"]
+        return [self.start(rank, common, folder / f"said{rank}.txt") for rank in (0, 1)]
 
     def link(self, up: bool) -> None:
         """Cut the link on the second node's side, or mend it."""
-        self._on(1, "ip", "link", "set", "eth0", "up" if up else "down")
-
-    def slow(self, rate: str) -> None:
-        """Limit what each node sends, as ``50mbit``."""
-        for rank in (0, 1):
-            shape = ("tbf", "rate", rate, "burst", "32kbit", "latency", "400ms")
-            self._on(rank, "tc", "qdisc", "replace", "dev", "eth0", "root", *shape)
+        words = ["ip", "-n", self.names[1], "link", "set", "eth0", "up" if up else "down"]
+        subprocess.run(words, check=True)
 
     def power_off(self, child: subprocess.Popen) -> None:
         """Kill a node: everything on it dies at once."""
@@ -107,17 +90,12 @@ class Nodes:
                 lines.append(words.decode(errors="replace")[:200])
         return lines
 
-    def _on(self, rank: int, *words: str) -> None:
-        subprocess.run(["nsenter", f"--net=/run/netns/{self.names[rank]}", *words], check=True)
-
     def close(self) -> None:
         for child in self.started:
-            if child.poll() is None:
-                child.kill()
-                child.wait()
-        deadline = time.monotonic() + 5
-        while self.left() and time.monotonic() < deadline:
-            time.sleep(0.1)
+            child.kill()
+            child.wait()
+        with contextlib.suppress(AssertionError):
+            until(lambda: not self.left(), 5)
         for name in self.names:
             _out("ip", "netns", "delete", name)
 
@@ -137,7 +115,7 @@ def two_nodes() -> Iterator[Nodes]:
             subprocess.run(["ip", "netns", "add", name], check=True)
         pair = ["ip", "link", "add", ends[0], "type", "veth", "peer", "name", ends[1]]
         subprocess.run(pair, check=True)
-        for end, name, address in zip(ends, nodes.names, nodes.addresses, strict=True):
+        for end, name, address in zip(ends, nodes.names, ADDRESSES, strict=True):
             subprocess.run(["ip", "link", "set", end, "netns", name, "name", "eth0"], check=True)
             inside = ["ip", "-n", name]
             subprocess.run([*inside, "addr", "add", f"{address}/24", "dev", "eth0"], check=True)
@@ -150,33 +128,8 @@ def two_nodes() -> Iterator[Nodes]:
 # ---- a row that both run ----
 
 
-def statuses(out: Path) -> list[dict]:
-    """What both nodes' ranks last said."""
-    found = []
-    for path in [
-        *out.glob("runs/*/ranks/*.status.json"),
-        *out.glob("node-1/runs/*/ranks/*.status.json"),
-    ]:
-        with contextlib.suppress(OSError, ValueError):
-            found.append(json.loads(path.read_text()))
-    return found
-
-
-def stepping(out: Path) -> bool:
-    """Whether both nodes' ranks take timed steps."""
-    said = statuses(out)
-    return len(said) == 2 and all(s["phase"] == "measure" and s["step"] > 2 for s in said)
-
-
-def wait(
-    until: Callable[[], object],
-    seconds: float,
-    children: Sequence[subprocess.Popen] = (),
-    say: Callable[[], str] = lambda: "",
-) -> None:
-    """Wait until something holds, while ``children`` run; ``say`` explains a failure."""
-    deadline = time.monotonic() + seconds
-    while not until():
-        assert time.monotonic() < deadline, f"waited in vain: {say()}"
-        assert all(child.poll() is None for child in children), "ended early"
-        time.sleep(0.2)
+def steps(out: Path) -> list[int]:
+    """The timed steps that ranks of both nodes are in; empty until all are."""
+    said = [*statuses(out), *statuses(out / "node-1")]
+    measured = [one["step"] for one in said if one["phase"] == "measure" and one["step"] > 2]
+    return measured if len(said) == len(measured) == 2 else []

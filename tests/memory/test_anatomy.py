@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 import re
 import xml.etree.ElementTree as ET
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import TINY
+from conftest import TINY, OnDemand, forget, trained_here
 
 from harness import cli
 from harness.memory import memory_breakdown
@@ -24,9 +24,6 @@ from harness.worker.meter import make_meter
 from harness.worker.passes import Bench
 from harness.worker.status import Reporter
 
-PORTRAITS: dict[str, memory_breakdown.MemoryBreakdown] = {}
-SAVED: dict[str, int] = {}
-"""Recipe -> what autograd's hooks count in one more step."""
 SPEC = dataclasses.replace(TINY, model="DiT-T/4", global_batch=4)
 
 
@@ -46,34 +43,31 @@ def saved_bytes(step: Callable[[], None], module: torch.nn.Module) -> int:
     return sum(saved.values())
 
 
-@pytest.fixture
-def taken(train_here, monkeypatch):
-    """``taken(recipe) -> MemoryBreakdown`` of a real run in this process."""
-    monkeypatch.setattr("harness.memory.dissect.taking.SIZE", {"cpu": 256})
-    monkeypatch.setattr("harness.memory.dissect.taking.COPY_BYTES", {"cpu": 2**22})
+@pytest.fixture(scope="module")
+def taken() -> Iterator[OnDemand]:
+    """Recipe -> the breakdown of a real run in this process, and what autograd's hooks count in one
+    more step."""
 
-    def go(recipe: str) -> memory_breakdown.MemoryBreakdown:
-        if recipe not in PORTRAITS:
-            spec = dataclasses.replace(SPEC, recipe=recipe)
-            run, log = train_here(spec, 2)
-            bench = Bench(
-                resolved=resolve(spec),
-                folder=Path("unused"),
-                reporter=Reporter(Path("unused"), 0),
-                meter=make_meter(torch.device("cpu")),
-                run=run,
-                log=log,
-            )
-            PORTRAITS[recipe] = take(bench.resolved, run.trained, bench.look())
-            SAVED[recipe] = saved_bytes(bench.step, run.trained.module)
-        return PORTRAITS[recipe]
+    def go(recipe: str) -> tuple[memory_breakdown.MemoryBreakdown, int]:
+        spec = dataclasses.replace(SPEC, recipe=recipe)
+        run, log = trained_here(spec, 2)
+        bench = Bench(
+            resolved=resolve(spec), folder=Path("unused"), reporter=Reporter(Path("unused"), 0),
+            meter=make_meter(torch.device("cpu")), run=run, log=log,
+        )  # fmt: skip
+        found = take(bench.resolved, run.trained, bench.look())
+        return found, saved_bytes(bench.step, run.trained.module)
 
-    return go
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("harness.memory.dissect.taking.SIZE", {"cpu": 256})
+        patch.setattr("harness.memory.dissect.taking.COPY_BYTES", {"cpu": 2**22})
+        yield OnDemand(go)
+    forget()
 
 
 @pytest.fixture
 def plain(taken) -> memory_breakdown.MemoryBreakdown:
-    return taken("single")
+    return taken["single"][0]
 
 
 def test_a_step_is_followed_from_end_to_end(plain):
@@ -100,15 +94,11 @@ def test_the_activations_of_a_module_are_its_outputs(plain):
     assert plain.kept == sorted(plain.kept, key=lambda r: -r.made)
 
 
-def made_total(breakdown: memory_breakdown.MemoryBreakdown) -> int:
-    """The activation bytes that are alive when backward begins, by the trace."""
-    return sum(kept.made for kept in breakdown.kept)
-
-
 @pytest.mark.parametrize("recipe", ["single", "single+checkpoint"])
 def test_the_trace_and_autograd_count_the_same_activations(taken, recipe):
     """The batch and the model's output, of its two halves, are alive without being saved."""
-    made, saved = made_total(taken(recipe)), SAVED[recipe]
+    breakdown, saved = taken[recipe]
+    made = sum(kept.made for kept in breakdown.kept)  # alive when backward begins, by the trace
     unsaved = 2 * 4 * 4 * 32 * 32 * 4
     assert max(abs(made - saved) - unsaved, 0) < 0.03 * max(made, saved)
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import io
 import math
 import random
+import re
 
 import pytest
 from rich.console import Console
@@ -20,8 +21,8 @@ from harness.report.rendering.tables import ranking
 from harness.result import Result
 from tests.made.results import FULL, done
 
-QUIET, BUSY = (0.400, 0.404, 0.396), (0.400, 0.520, 0.450)
-"""Seconds a step of three runs of the reference, beside which 20 % shows, or does not."""
+QUIET = (0.400, 0.404, 0.396)
+"""Seconds a step of three runs of the reference, beside which 20 % shows."""
 SAME, SLOWER = "ddp+ema:place=cpu", "ddp+checkpoint"
 
 
@@ -39,14 +40,11 @@ def steady(recipe: str, seconds: float, repeat: int = 0, **more: object) -> Resu
     return timed(recipe, *steps, repeat=repeat, **more)
 
 
-def references(medians: tuple[float, ...], recipe: str = "ddp", **more: object) -> list[Result]:
-    return [steady(recipe, seconds, repeat=i, **more) for i, seconds in enumerate(medians)]
-
-
 def suite(reference: tuple[float, ...], *more: Result) -> list[Result]:
     """The reference measured so, a row that takes as long as its first run, one 20 % longer."""
+    runs = [steady("ddp", seconds, repeat=i) for i, seconds in enumerate(reference)]
     others = [steady(SAME, reference[0] * 1.012), steady(SLOWER, reference[0] * 1.2)]
-    return [*references(reference), *others, *more]
+    return [*runs, *others, *more]
 
 
 def group_of(results: list[Result], place: int = 0) -> Group:
@@ -111,8 +109,9 @@ def test_the_margin_by_steps_is_student_s_of_the_median():
 def test_a_busy_machine_has_no_fastest_row_and_no_equal_ones(render):
     """9.67 against 16.05 samples/s under such a noise are no equal speeds."""
     slim = (126, 63, 126, 126, 96, 58)
+    runs = [steady("ddp", seconds, repeat=i) for i, seconds in enumerate((1.0, 1.6, 0.9))]
     others = steady(SAME, 16 / 16.05), steady("zero2", 16 / 9.67, parts=slim)
-    report = build([*references((1.0, 1.6, 0.9)), *others], [], SuiteHead(reference="ddp"))
+    report = build([*runs, *others], [], SuiteHead(reference="ddp"))
     (group,) = report.groups
     assert group.floor.fraction > 1.1
     assert headline(group).startswith("The machine was too busy to compare speeds: its noise")
@@ -121,8 +120,7 @@ def test_a_busy_machine_has_no_fastest_row_and_no_equal_ones(render):
     assert found["Fastest"].row is None and found["Best trade"].row is None
     assert not [row for row in group.rows if row.versus.speed_same]
     text = render(report)
-    for word in ("same speed", "as fast as", "equally fast", "is fastest", "at the same"):
-        assert word not in text
+    assert not re.search("same speed|as fast as|equally fast|is fastest|at the same", text)
 
 
 def test_a_reference_that_does_not_repeat_itself_is_told():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import shutil
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,38 +14,29 @@ from tests.made import one_start, script_rows
 from tests.made.script_rows import SCRIPTS, alone, diffusion, measure
 
 SEEDED = ("--seed", "1", "--max_train_steps", "9")
-FAMILIES = ("flux", "sd3")
-
-
 SCRIPT_OF = {
-    "plain": ("train", SEEDED),
-    "accumulation": ("train", (*SEEDED, "--gradient_accumulation_steps", "2")),
-    "two optimizers": ("train", (*SEEDED, "--two_optimizers")),
-    "LoRA": ("flux", ("--rank", "4")),
-    "EMA and validation": ("sd3", ("--use_ema", "--validation_steps", "2")),
-    "resumed": ("sd3", ("--resume_from_checkpoint",)),
+    "plain": SEEDED,
+    "accumulation": (*SEEDED, "--gradient_accumulation_steps", "2"),
+    "two optimizers": (*SEEDED, "--two_optimizers"),
+    "LoRA": ("--rank", "4"),
+    "EMA and validation": ("--use_ema", "--validation_steps", "2"),
+    "resumed": ("--resume_from_checkpoint",),
 }
-"""Case -> the script, or the family that train_diffusion takes; and its options."""
+"""Case -> options of a script: of ``train`` the first three, of ``train_diffusion`` the others."""
 OFTEN = {"plain", "accumulation", "two optimizers"}
-
-
-def words_of(name: str, folder: Path) -> tuple[str, list[str]]:
-    script, options = SCRIPT_OF[name]
-    if script not in FAMILIES:
-        return script, list(options)
-    return "train_diffusion", [*diffusion(folder, script, *options), "--max_train_steps", "10"]
 
 
 @pytest.fixture(scope="module")
 def pairs(tmp_path_factory) -> OnDemand:
     """Case -> (the script's own losses, its row)."""
     folder = tmp_path_factory.mktemp("scripts")
-    made = OnDemand(lambda family: script_rows.pictures_and(folder, family))
+    made = OnDemand(lambda _: script_rows.pipeline(folder))
 
     def both(name: str) -> tuple[list[float], Result]:
-        if SCRIPT_OF[name][0] in FAMILIES:
-            assert made[SCRIPT_OF[name][0]]
-        script, words = words_of(name, folder)
+        script, words = "train", list(SCRIPT_OF[name])
+        if name not in OFTEN:
+            script = "train_diffusion"
+            words = [*diffusion(made["flux"], *words), "--max_train_steps", "10"]
         first, out = folder / name / "alone", folder / name / "watched"
         start = one_start.running(begin)
         if name == "resumed":
@@ -70,7 +60,6 @@ def test_watched_losses_are_the_scripts_own_bit_for_bit(pairs, name):
 
 @pytest.mark.thorough
 def test_a_script_starts_again_where_it_was_saved(pairs):
-    """Else the case above would compare two trainings from the first step on."""
     own, _ = pairs["resumed"]
     whole, _ = pairs["EMA and validation"]
     assert len(own) == 8 and len(whole) == 10

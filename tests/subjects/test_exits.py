@@ -14,15 +14,6 @@ import os, sys
 import torch
 from torch import nn
 
-class Leaving(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx, gradient):
-        os._exit(0)
-
 class Net(nn.Module):
     def __init__(self):
         super().__init__()
@@ -32,12 +23,13 @@ class Net(nn.Module):
         {forward}
         return self.b(self.a(x))
 
+def loss(module, batch):
+    out = module(batch["x"])
+    {loss}
+    return out.square().mean()
+
 def make():
     {make}
-    def loss(module, batch):
-        out = module(batch["x"])
-        {loss}
-        return out.square().mean()
     return Net(), {{"x": torch.randn(4, 3, 8)}}, loss
 """
 
@@ -64,7 +56,11 @@ def test_a_model_that_ends_the_process_does_not_fit(tmp_path, capsys, place, cod
     ("place", "code", "why"),
     [
         ("loss", "type(out) is torch.Tensor and os._exit(0)", "ended the process (exit code 0)"),
-        ("forward", "x = Leaving.apply(self.a(x))", "no result in phase"),
+        (
+            "loss",
+            "out.requires_grad and out.register_hook(lambda gradient: os._exit(0))",
+            "no result in phase",
+        ),
     ],
 )
 def test_a_run_that_ends_without_a_result_has_failed(tmp_path, place, code, why):

@@ -1,4 +1,5 @@
-"""Suites: reading files, deriving specs, resuming, interruption. A fake launcher stands in."""
+"""Suites: reading files, deriving specs, the reference measured again, resuming, interruption. A
+fake launcher stands in."""
 
 from __future__ import annotations
 
@@ -14,25 +15,25 @@ from rich.console import Console
 
 from harness.commands.progress import Progress
 from harness.planner import pool
-from harness.resolve import resolve
+from harness.resolve import resolve, run_name
 from harness.result import Result, Status
 from harness.spec import Spec, SpecError, located
 from harness.suite import matrix
 from harness.suite import run as suite_run
 from harness.suite.file import SuiteError, known_suites, load_suite
 from harness.suite.matrix import specs
-from harness.suite.rows import identity
-from tests.made.machines import SUITE, FakeLaunch, machine
+from harness.suite.rows import identity, with_reference_again
+from tests.made.machines import SUITE, FakeLaunch, machine, named
 
 
 @pytest.fixture
-def suite_file(tmp_path: Path) -> Path:
+def suite_file(tmp_path) -> Path:
     path = tmp_path / "mine.yaml"
     path.write_text(SUITE)
     return path
 
 
-def test_the_reference_comes_first_and_single_has_one_process(suite_file: Path) -> None:
+def test_the_reference_comes_first_and_single_has_one_process(suite_file):
     found = specs(load_suite(str(suite_file), "cpu"), {})
     assert [s.recipe for s in found] == ["ddp", "zero2", "single", "zero3"]
     assert [s.processes for s in found] == [2, 2, 1, 2]
@@ -40,14 +41,14 @@ def test_the_reference_comes_first_and_single_has_one_process(suite_file: Path) 
     assert [s.steps for s in found] == [3, 3, 3, 5]
 
 
-def test_the_command_line_wins_and_repeats(suite_file: Path) -> None:
+def test_the_command_line_wins_and_repeats(suite_file):
     suite = load_suite(str(suite_file), "cpu")
     found = specs(suite, {"steps": 9, "repeat": 2, "seed": None})
     assert {s.steps for s in found} == {9}
     assert [s.repeat for s in found] == [0] * 4 + [1] * 4
 
 
-def test_all_gpus_share_a_batch_that_grows_with_them(suite_file: Path) -> None:
+def test_all_gpus_share_a_batch_that_grows_with_them(suite_file):
     suite = load_suite(str(suite_file), "cuda")
     found = specs(suite, {}, gpus=4)
     assert "ddp+tf32" in {s.recipe for s in found}
@@ -59,7 +60,7 @@ def test_all_gpus_share_a_batch_that_grows_with_them(suite_file: Path) -> None:
         specs(suite, {}, gpus=0)
 
 
-def test_a_folder_of_latents_is_where_the_user_is(suite_file: Path, monkeypatch) -> None:
+def test_a_folder_of_latents_is_where_the_user_is(suite_file, monkeypatch):
     monkeypatch.chdir(suite_file.parent)
     suite = load_suite(str(suite_file), "cpu")
     found = specs(suite, located({"data": "latents:here"}))
@@ -68,7 +69,7 @@ def test_a_folder_of_latents_is_where_the_user_is(suite_file: Path, monkeypatch)
 
 @pytest.mark.parametrize("name", known_suites())
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_the_suites_that_come_along_are_sound(name: str, device: str, tmp_path: Path) -> None:
+def test_the_suites_that_come_along_are_sound(name, device, tmp_path):
     suite = load_suite(name, device)
     gpus = 4 if name == "sharding" else 2  # hybrid sharding takes two groups of two
     found = specs(suite, {}, gpus=gpus, gpu_bytes=80 * 2**30)
@@ -91,7 +92,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_each_mistake_is_one_line_with_the_way_out(case: str, suite_file: Path) -> None:
+def test_each_mistake_is_one_line_with_the_way_out(case, suite_file):
     old, new, said = BAD[case]
     suite_file.write_text(SUITE.replace(old, new, 1))
     with pytest.raises(SuiteError) as caught:
@@ -105,40 +106,99 @@ def test_each_mistake_is_one_line_with_the_way_out(case: str, suite_file: Path) 
 # ---- running a suite ----
 
 
-def go(out: Path, launch: FakeLaunch, recipes: list[str], **more: object) -> list[Result]:
-    suite = matrix.ad_hoc(recipes, "cpu")
+def asked(recipes: str, times: int = 1, **given: object) -> list[Spec]:
+    """The rows of a suite of these recipes, the reference measured so many times."""
+    suite = matrix.ad_hoc(recipes.split(), "cpu")
+    return with_reference_again(specs(suite, given), suite.reference, times)
+
+
+def go(
+    out: Path, launch: FakeLaunch, recipes: str, times: int = 1, console=None, **more: object
+) -> list[Result]:
     here = more.pop("machine", machine(out))
-    rows = [resolve(spec) for spec in specs(suite, {"data": "synthetic"})]
-    planned, quiet = suite_run.plan(rows, out, here), Progress(Console(quiet=True))
+    rows = [resolve(spec) for spec in asked(recipes, times, data="synthetic")]
+    plan, told = suite_run.plan(rows, out, here), Progress(console or Console(quiet=True))
+    suite = matrix.ad_hoc(recipes.split(), "cpu")
     with mock.patch.object(suite_run.launch, "run", launch):
-        return suite_run.run_suite(suite, planned, out, machine=here, progress=quiet, **more)
+        return suite_run.run_suite(suite, plan, out, machine=here, progress=told, **more)
 
 
-def test_a_second_run_repeats_only_what_may_end_otherwise(tmp_path: Path) -> None:
-    recipes = ["ddp", "zero2", "zero3", "single"]
+@pytest.mark.parametrize(
+    ("others", "times", "order"),
+    [
+        ("", 3, "ddp"),
+        ("zero2 zero3", 2, "ddp zero2 zero3 ddp1"),
+        ("zero2 zero3", 3, "ddp zero2 ddp1 zero3 ddp2"),
+        ("zero1 zero2 zero3 single", 4, "ddp zero1 ddp1 zero2 zero3 ddp2 single ddp3"),
+    ],
+)
+def test_the_reference_is_measured_first_last_and_between(others, times, order):
+    assert named(asked(f"ddp {others}", times)) == order
+
+
+def test_a_repetition_is_a_run_of_its_own_that_differs_in_nothing_else():
+    runs = [run for run in asked("ddp zero2", 3, steps=9) if run.recipe == "ddp"]
+    assert len({run_name(run) for run in runs}) == len({run.key for run in runs}) == 3
+    assert {dataclasses.replace(run, repeat=0) for run in runs} == {runs[0]}
+
+
+def test_a_suite_says_how_often(tmp_path):
+    file = tmp_path / "mine.yaml"
+    for words, often in (("", 3), ("noise_floor: 5\n", 5), ("noise_floor: 1\n", 1)):
+        file.write_text(words + SUITE)
+        assert load_suite(str(file), "cpu").noise_floor == often
+    file.write_text("noise_floor: 0\n" + SUITE)
+    with pytest.raises(SuiteError, match="noise_floor is 0; write at least 1"):
+        load_suite(str(file), "cpu")
+    with pytest.raises(SuiteError, match="noise_floor is 0; give --noise-floor at least 1"):
+        asked("ddp zero2", 0)
+
+
+def test_a_suite_that_was_cut_short_goes_on_with_the_repetition_it_lacks(tmp_path):
+    launcher = FakeLaunch()
+    found = go(tmp_path, launcher, "ddp zero2 zero3", 3)
+    assert launcher.started == ["ddp", "zero2", "ddp1", "zero3", "ddp2"]
+    assert [r.spec.repeat for r in found] == [0, 0, 1, 0, 2]
+    (last,) = tmp_path.glob("runs/ddp-r2-*/result.json")
+    last.unlink()
+    again = FakeLaunch()
+    assert len(go(tmp_path, again, "ddp zero2 zero3", 3)) == 5
+    assert again.started == ["ddp2"]
+
+
+def test_a_reference_that_ended_badly_is_not_tried_again(tmp_path, capsys):
+    launcher = FakeLaunch(ddp=Status.GPU_OOM)
+    found = go(tmp_path, launcher, "ddp zero2 zero3", 3, console=Console(width=100))
+    assert launcher.started == [r.spec.recipe for r in found] == ["ddp", "zero2", "zero3"]
+    text = capsys.readouterr().out
+    assert "[3/5] ddp (repeat 1): not run, because its first run ended as gpu_oom" in text
+
+
+def test_a_second_run_repeats_only_what_may_end_otherwise(tmp_path):
+    recipes = "ddp zero2 zero3 single"
     ends = {"zero2": Status.FAILED, "zero3": Status.VOID}
     first, again, fresh = FakeLaunch(**ends), FakeLaunch(), FakeLaunch()
     go(tmp_path, first, recipes)
     results = go(tmp_path, again, recipes)
     go(tmp_path, fresh, recipes, fresh=True)
-    assert first.started == fresh.started == recipes
+    assert first.started == fresh.started == recipes.split()
     assert again.started == ["zero2"]
     assert [r.status for r in results] == [Status.OK, Status.OK, Status.VOID, Status.OK]
 
 
-def test_other_code_or_another_machine_is_measured_again(tmp_path: Path, monkeypatch) -> None:
+def test_other_code_or_another_machine_is_measured_again(tmp_path, monkeypatch):
     again = FakeLaunch()
-    go(tmp_path, FakeLaunch(), ["ddp"])
-    go(tmp_path, again, ["ddp"], machine=machine(tmp_path, cores=64))
+    go(tmp_path, FakeLaunch(), "ddp")
+    go(tmp_path, again, "ddp", machine=machine(tmp_path, cores=64))
     monkeypatch.setattr("harness.suite.rows.digest", lambda rooms: "changed")
-    go(tmp_path, again, ["ddp"])
+    go(tmp_path, again, "ddp")
     assert again.started == ["ddp", "ddp"]
 
 
-def test_rows_that_cannot_run_are_results_too(tmp_path: Path) -> None:
+def test_rows_that_cannot_run_are_results_too(tmp_path):
     here, launch = machine(tmp_path), FakeLaunch()
     here.probe["ops"]["async_io"] = {"ok": False, "reason": "not compatible", "built": False}
-    found = go(tmp_path, launch, ["ddp", "zero3_nvme", "ddp+bf16_master"], machine=here)
+    found = go(tmp_path, launch, "ddp zero3_nvme ddp+bf16_master", machine=here)
     assert launch.started == ["ddp"]
     assert [r.status for r in found] == [Status.OK, Status.UNSUPPORTED, Status.REFUSED]
     assert "libaio-dev" in found[1].way_out
@@ -147,56 +207,49 @@ def test_rows_that_cannot_run_are_results_too(tmp_path: Path) -> None:
     assert written["status"] == "unsupported"
 
 
-def test_bad_input_in_the_last_row_starts_nothing(tmp_path: Path) -> None:
-    launch = FakeLaunch()
-    with pytest.raises(ValueError, match="does not divide"):
-        go(tmp_path, launch, ["ddp", "ddp+accumulate:steps=3"])
-    assert launch.started == []
-
-
-def test_interrupted_keeps_what_was_measured(tmp_path: Path) -> None:
+def test_interrupted_keeps_what_was_measured(tmp_path):
     launch = FakeLaunch(zero2=KeyboardInterrupt())
     with pytest.raises(suite_run.SuiteInterrupted) as caught:
-        go(tmp_path, launch, ["ddp", "zero2", "zero3"])
+        go(tmp_path, launch, "ddp zero2 zero3")
     assert [r.spec.recipe for r in caught.value.results] == ["ddp"]
     again = FakeLaunch()
-    go(tmp_path, again, ["ddp", "zero2", "zero3"])
+    go(tmp_path, again, "ddp zero2 zero3")
     assert again.started == ["zero2", "zero3"]
 
 
+def test_bad_input_in_the_last_row_starts_nothing(tmp_path):
+    launch = FakeLaunch()
+    with pytest.raises(ValueError, match="does not divide"):
+        go(tmp_path, launch, "ddp ddp+accumulate:steps=3")
+    assert launch.started == []
+
+
 @pytest.mark.parametrize("status", [Status.OK, Status.INTERRUPTED])
-def test_the_row_that_was_running_is_kept_as_far_as_it_came(tmp_path: Path, status: Status) -> None:
+def test_the_row_that_was_running_is_kept_as_far_as_it_came(tmp_path, status):
     class Cut(FakeLaunch):
         def __call__(self, resolved, folder, *, timeout, on_status) -> Result:
             super().__call__(resolved, folder, timeout=timeout, on_status=on_status)
             raise KeyboardInterrupt
 
     with pytest.raises(suite_run.SuiteInterrupted) as caught:
-        go(tmp_path, Cut(ddp=status), ["ddp"])
+        go(tmp_path, Cut(ddp=status), "ddp")
     assert [r.status for r in caught.value.results] == [status]
     again = FakeLaunch()
-    go(tmp_path, again, ["ddp"])
+    go(tmp_path, again, "ddp")
     assert again.started == ([] if status is Status.OK else ["ddp"])
 
 
-def test_two_suites_do_not_share_a_folder(tmp_path: Path) -> None:
+def test_two_suites_do_not_share_a_folder(tmp_path):
     def second(*args: object, **more: object) -> Result:
         with pytest.raises(suite_run.OutputError, match="another run"):
-            go(tmp_path, FakeLaunch(), ["ddp"])
+            go(tmp_path, FakeLaunch(), "ddp")
         raise KeyboardInterrupt
 
     with pytest.raises(suite_run.SuiteInterrupted):
-        go(tmp_path, second, ["ddp"])
+        go(tmp_path, second, "ddp")
 
 
-def test_a_full_disk_is_told_before_the_start(tmp_path: Path, monkeypatch) -> None:
-    usage = suite_run.shutil.disk_usage(tmp_path)._replace(free=1000)
-    monkeypatch.setattr(suite_run.shutil, "disk_usage", lambda path: usage)
-    with pytest.raises(suite_run.OutputError, match="free disk space"):
-        go(tmp_path, FakeLaunch(), ["ddp"])
-
-
-def test_identity_moves_with_the_spec_alone(tmp_path: Path) -> None:
+def test_identity_moves_with_the_spec_alone(tmp_path):
     asked, here = resolve(Spec(recipe="ddp", processes=2)), machine(tmp_path)
 
     def other(**fields):
@@ -214,7 +267,7 @@ def test_identity_moves_with_the_spec_alone(tmp_path: Path) -> None:
     assert identity(latents, here) != before
 
 
-def test_what_a_subject_says_of_itself_is_part_of_both_identities(tmp_path: Path, monkeypatch):
+def test_what_a_subject_says_of_itself_is_part_of_both_identities(tmp_path, monkeypatch):
     asked, here = resolve(Spec(recipe="single", data="synthetic")), machine(tmp_path)
     marks, files = set(), set()
     for word in ("", "cafe", "f00d"):
@@ -239,10 +292,7 @@ def test_the_batch_is_fit_to_the_gpus(tmp_path):
         matrix.specs(suite, {}, gpus=2)
 
 
-# -- one process --------------------------------------------------------------------------------
-
-
-def test_a_row_keeps_its_recipe_and_its_batch_on_any_number_of_processes(suite_file) -> None:
+def test_a_row_keeps_its_recipe_and_its_batch_on_any_number_of_processes(suite_file):
     """What cannot be is refused, with the reason, and stays in the report."""
     suite = load_suite(str(suite_file), "cpu")
     found = specs(suite, {"processes": 1, "repeat": 1})
@@ -260,15 +310,12 @@ def test_a_batch_that_does_not_divide_refuses_its_row_alone():
         resolve(spec)
 
 
-# -- the lock on a results folder ------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("code", "held"),
     [(errno.EWOULDBLOCK, True), (errno.ENOLCK, False)],
 )
 def test_a_file_system_without_locks_is_not_another_run(code, held, tmp_path, monkeypatch, capsys):
-    def flock(stream, how) -> None:
+    def flock(stream, how):
         raise OSError(code, os.strerror(code))
 
     monkeypatch.setattr("fcntl.flock", flock)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -106,34 +105,24 @@ def test_rows_stay_below_the_results_folder(tmp_path, link):
     assert not list(outside.iterdir())
 
 
-def _suite(out: Path) -> None:
-    ok("ddp").write(out / "runs" / "ddp" / "result.json")
-    (out / "runs" / "ddp" / "log.txt").write_text("of an older version")
-
-
-def _run(out: Path) -> None:
-    ok("ddp").write(out / "result.json")
-    (out / "samples.png").write_bytes(b"")
-
-
-@pytest.mark.parametrize("made", [_suite, _run])
-def test_folders_of_older_versions_are_accepted(tmp_path, made: Callable[[Path], None]):
-    out = tmp_path / "out"
-    made(out)
-    names = files.RESULTS if made is _suite else (*launch.FILES, "checkpoint")
-    files.claim(out, names)
-    files.claim(out / "runs" / "ddp" if made is _suite else out, launch.FILES)
+@pytest.mark.parametrize("run", ["runs/ddp", "."])
+def test_folders_of_older_versions_are_accepted(tmp_path, run):
+    ok("ddp").write(tmp_path / run / "result.json")
+    (tmp_path / run / "log.txt").write_text("of an older version")
+    (tmp_path / run / "samples.png").write_bytes(b"")
+    files.claim(tmp_path, files.RESULTS if run != "." else (*launch.FILES, "checkpoint"))
+    files.claim(tmp_path / run, launch.FILES)
 
 
 def test_a_report_is_written_again_unless_somebody_else_wrote_one(tmp_path, capsys):
-    _suite(tmp_path)
+    ok("ddp").write(tmp_path / "runs/ddp/result.json")
     assert cli.main(["report", str(tmp_path)]) == 0
     assert cli.main(["report", str(tmp_path)]) == 0
     (tmp_path / files.MARK).unlink()  # as an older version left it
     (tmp_path / "report.json").unlink()  # as published sets leave it out
     assert cli.main(["report", str(tmp_path)]) == 0
     other = tmp_path / "other"
-    _suite(other)
+    ok("ddp").write(other / "runs/ddp/result.json")
     (other / "report.md").write_text("mine")
     assert cli.main(["report", str(other)]) == 2
     assert "report.md exists, and Headroom did not write it" in capsys.readouterr().err

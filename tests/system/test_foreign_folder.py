@@ -29,7 +29,6 @@ COMMANDS = {
     "calibrate": ["--help"],
     "compare": [".", "."],
     "doctor": [],
-    "docs": ["--help"],
     "export": ["single", *PLANNED, "--global-batch", "1", "--out", "exported"],
     "lint": ["settings.json"],
     "list": [],
@@ -73,8 +72,6 @@ def start(words: list[str], cwd: Path, **added: str) -> subprocess.CompletedProc
     launchable(["--help", *COMMANDS], ("list", "script", "oom", "report")),
 )
 def test_no_module_of_the_current_folder_is_imported(folder, command):
-    if command == "docs":
-        pytest.skip("makes an environment; its Python runs in the root")
     # Setting PYTHONPATH as "$PYTHONPATH:/x" leaves an empty entry, which is the current folder.
     ended = start([command, *COMMANDS.get(command, [])], folder, PYTHONPATH=":/nowhere")
     assert sorted(path.name for path in (folder / "marks").iterdir()) == []

@@ -21,21 +21,15 @@ from strategies.launch_file import FOLDER
 SPEC = Spec(
     recipe="zero3+bf16", model="DiT-XL/2", data="synthetic", processes=8, global_batch=8
 )  # fmt: skip
-RIGHT = {
-    "reduce_bucket_size": "auto",
-    "stage3_max_live_parameters": "auto",
-    "stage3_max_reuse_distance": "auto",
-    "stage3_prefetch_bucket_size": "auto",
-    "stage3_param_persistence_threshold": "auto",
-    "sub_group_size": "auto",
-}
+KEYS = ("max_live_parameters", "max_reuse_distance", "prefetch_bucket_size")
+RIGHT = dict.fromkeys(("reduce_bucket_size", "sub_group_size"), "auto")
+RIGHT |= {f"stage3_{k}": "auto" for k in (*KEYS, "param_persistence_threshold")}
 NVME = {"offload_optimizer": {"device": "nvme"}}
 # stage, the bad settings, the key named, its cost in bytes a device
 XL = 674_834_720
 BLOCKS = 2 * 23_905_152
 BAD = [
-    (2, {"reduce_bucket_size": 10**9}, "reduce_bucket_size",
-     2 * (10**9 - XL // 16)),
+    (2, {"reduce_bucket_size": 10**9}, "reduce_bucket_size", 2 * (10**9 - XL // 16)),
     (3, {"stage3_max_reuse_distance": 2 * 10**9},
      "stage3_max_reuse_distance", 2 * (XL - BLOCKS) * 7 // 8),
     (3,

@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from harness import ROOT
-from harness.commands import console, doctor, run
+from harness.commands import doctor, run
 from harness.launch import command
 from harness.resolve import resolve
 from harness.spec import Spec, SpecError
@@ -25,7 +25,6 @@ from strategies import CATALOG
 from tests.made.machines import machine
 
 GIB = 2**30
-CARD = gpus.Gpu(index=0, name="NVIDIA H200", total_bytes=139 * GIB)
 NVME = resolve(Spec(recipe="zero3_nvme", data="synthetic"))
 
 
@@ -38,12 +37,12 @@ print(kernel.shell_limit())
 """
 
 
-def test_a_limit_of_the_shell_is_read_from_the_kernel() -> None:
+def test_a_limit_of_the_shell_is_read_from_the_kernel():
     said = subprocess.run([sys.executable, "-c", LIMITED], cwd=ROOT, capture_output=True, text=True)
     assert said.stdout.splitlines()[-1] == str(("ulimit -v", 600 << 20)), said.stderr
 
 
-def test_a_limit_of_the_shell_is_named_before_the_installation(tmp_path, monkeypatch) -> None:
+def test_a_limit_of_the_shell_is_named_before_the_installation(tmp_path, monkeypatch):
     here = machine(tmp_path)
     here.probe["errors"] = {"probe": "ABORT"}
     monkeypatch.setattr(kernel, "shell_limit", lambda: None)
@@ -53,25 +52,40 @@ def test_a_limit_of_the_shell_is_named_before_the_installation(tmp_path, monkeyp
     assert "ulimit -v of 0.6 GiB" in lack.text and lack.hint.startswith("ulimit -v unlimited")
 
 
+CARD = gpus.Gpu(index=0, name="NVIDIA H200", total_bytes=139 * GIB)
+CPU, CUDA = {"data": "synthetic"}, {"data": "synthetic", "device": "cuda", "processes": 2}
+ALONE = {**CUDA, "processes": 1}
+
+
+def on_gpu(**changes: object) -> Spec:
+    return Spec(**{"recipe": "ddp", **CUDA, **changes})
+
+
 def with_op(folder: Path, name: str, reason: str) -> machines.Machine:
     here = machine(folder)
     here.probe["ops"][name] = {"ok": False, "reason": reason, "file": None, "built": True}
     return here
 
 
-def test_libaio_names_the_package(tmp_path: Path) -> None:
-    here = with_op(tmp_path, "async_io", "RuntimeError: DeepSpeed finds it not compatible")
-    assert "apt-get install libaio-dev" in obstacle(NVME, here).hint
+# ld's line on a machine with libaio and a driver, and without a CUDA toolkit's libraries.
+NO_CUDART = "/usr/bin/ld: cannot find -lcudart: No such file"
+NO_PYTHON = "x.cpp:1:10: fatal error: Python.h: No such file"
 
 
-def test_a_library_of_cuda_that_the_linker_misses_is_not_libaio(tmp_path: Path) -> None:
-    """ld's line on a machine with libaio and a driver, and without a CUDA toolkit's libraries."""
-    here = with_op(tmp_path, "async_io", "/usr/bin/ld: cannot find -lcudart: No such file")
-    hint = obstacle(NVME, here).hint
-    assert "LIBRARY_PATH" in hint and "libaio" not in hint
+@pytest.mark.parametrize(
+    ("op", "reason", "way"),
+    [
+        ("async_io", "RuntimeError: not compatible", "apt-get install libaio-dev"),
+        ("async_io", NO_CUDART, "LIBRARY_PATH"),
+        ("cpu_adam", NO_PYTHON, "python3-dev"),
+    ],
+)
+def test_what_an_op_s_build_lacks_is_named(tmp_path, op, reason, way):
+    hint = lacks(op, with_op(tmp_path, op, reason), NVME.spec).hint
+    assert way in hint and ("libaio" in hint) == ("libaio" in way)
 
 
-def test_an_environment_whose_path_has_a_space_is_the_cause(tmp_path, monkeypatch) -> None:
+def test_an_environment_whose_path_has_a_space_is_the_cause(tmp_path, monkeypatch):
     """Not a missing compiler: torch's build commands do not quote the folders of headers."""
     here = with_op(tmp_path, "cpu_adam", "g++: error: files/venv/include: No such file")
     monkeypatch.setattr(sys, "prefix", "/home/some files/venv")
@@ -79,18 +93,52 @@ def test_an_environment_whose_path_has_a_space_is_the_cause(tmp_path, monkeypatc
     assert "/home/some files/venv has a space" in lack.text and "HEADROOM_VENV" in lack.hint
 
 
-@pytest.mark.parametrize("tool", ["compiler", "ninja"])
-def test_a_missing_compiler_is_named(tmp_path: Path, tool: str) -> None:
+@pytest.mark.parametrize(("tool", "name"), [("compiler", "g++"), ("ninja", "ninja")])
+def test_a_missing_compiler_is_named(tmp_path, tool, name):
     lack = lacks("cpu_adam", machine(tmp_path, **{tool: None}), NVME.spec)
-    assert {"compiler": "g++", "ninja": "ninja"}[tool] in lack.text
-    assert "apt-get install g++ ninja-build" in lack.hint
+    assert name in lack.text and "apt-get install g++ ninja-build" in lack.hint
 
 
-def test_no_bf16(tmp_path: Path) -> None:
-    here = machine(tmp_path)
-    here.probe["bf16"]["cpu"] = "a bfloat16 product came out wrong"
-    found = obstacle(resolve(Spec(recipe="ddp+bf16", data="synthetic")), here)
-    assert "leave bf16 out" in found.hint
+def used(gib: float, *others: tuple[int, str, int]) -> tuple[gpus.Gpu]:
+    return (dataclasses.replace(CARD, used_bytes=int(gib * GIB), others=others),)
+
+
+# case: (recipe, further fields of its spec, what differs of the machine, words of the refusal)
+LACKS = {
+    "no room to swap": ("zero3_nvme", CPU, {"disk_free_bytes": 1000}, ["{folder}", "--out"]),
+    "too few GPUs": ("ddp", CUDA, {"gpus": (CARD,)}, ["has 1 GPU", "use --processes 1"]),
+    "no NCCL": ("ddp", CUDA, {"gpus": (CARD, CARD)}, ["NCCL"]),
+    "a busy GPU": (
+        "single", ALONE, {"gpus": used(5, (4711, "python", 5 * GIB))},
+        ["pid 4711 (python) 5.0 GiB", "CUDA_VISIBLE_DEVICES"]),
+    "a process that is not seen": (
+        "single", ALONE, {"gpus": used(70)}, ["a process that is not visible from here"]),
+    "a process of unknown size": (
+        "single", ALONE, {"gpus": used(3, (7, "python", 0))}, ["pid 7 (python)"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", LACKS)
+def test_what_a_machine_lacks_is_named_with_the_way_out(tmp_path, case):
+    recipe, fields, changes, words = LACKS[case]
+    lack = obstacle(resolve(Spec(recipe=recipe, **fields)), machine(tmp_path, **changes))
+    assert [w for w in words if w.format(folder=tmp_path) not in f"{lack.text} {lack.hint}"] == []
+
+
+@pytest.mark.parametrize(
+    ("recipe", "key", "fault", "word"),
+    [
+        ("ddp+bf16", "bf16", {"cpu": "a bfloat16 product came out wrong"}, "leave bf16 out"),
+        ("ddp", "errors", {"torch": "ImportError: libfoo.so: cannot open"}, "libfoo.so"),
+        ("ddp+compile", "abilities", {"inductor": {"cpu": NO_PYTHON}}, "python3-dev"),
+    ],
+)
+def test_what_the_probe_found_broken_stops_a_row(tmp_path, recipe, key, fault, word):
+    here, row = machine(tmp_path), resolve(Spec(recipe=recipe, data="synthetic"))
+    assert obstacle(row, here) is None
+    here.probe[key] = fault
+    lack = obstacle(row, here)
+    assert word in f"{lack.text} {lack.hint}"
 
 
 @pytest.mark.parametrize(
@@ -100,7 +148,7 @@ def test_no_bf16(tmp_path: Path) -> None:
         ("ddp+compile", "inductor", ["no inductor", "backend=aot_eager"]),
     ],
 )
-def test_an_ability_that_the_device_lacks(tmp_path: Path, recipe, need, told) -> None:
+def test_an_ability_that_the_device_lacks(tmp_path, recipe, need, told):
     here, resolved = machine(tmp_path), resolve(Spec(recipe=recipe, data="synthetic"))
     assert obstacle(resolved, here) is None
     here.probe["abilities"] = {need: {"cpu": "it was tried in vain", "cuda": ""}}
@@ -110,61 +158,15 @@ def test_an_ability_that_the_device_lacks(tmp_path: Path, recipe, need, told) ->
     assert obstacle(other, here) is None
 
 
-def test_a_broken_torch_stops_every_row(tmp_path: Path) -> None:
-    here = machine(tmp_path)
-    here.probe["errors"]["torch"] = "ImportError: libfoo.so: cannot open"
-    assert "libfoo.so" in obstacle(resolve(Spec(recipe="ddp", data="synthetic")), here).text
-
-
-def test_swap_files_need_room(tmp_path: Path) -> None:
-    lack = obstacle(NVME, machine(tmp_path, disk_free_bytes=1000))
-    assert str(tmp_path) in lack.text
-    assert "--out" in lack.hint
-
-
-def on_gpu(**changes: object) -> Spec:
-    return Spec(
-        **{"recipe": "ddp", "data": "synthetic", "device": "cuda", "processes": 2, **changes}
-    )
-
-
-def test_too_few_gpus(tmp_path: Path) -> None:
-    lack = obstacle(resolve(on_gpu()), machine(tmp_path, gpus=(CARD,)))
-    assert "this machine has 1 GPU" in lack.text
-    assert lack.hint == "use --processes 1"
-
-
-def test_a_busy_gpu_names_who(tmp_path: Path) -> None:
-    busy = dataclasses.replace(CARD, used_bytes=5 * GIB, others=((4711, "python", 5 * GIB),))
-    lack = obstacle(resolve(on_gpu(processes=1)), machine(tmp_path, gpus=(busy,)))
-    assert "pid 4711 (python) 5.0 GiB" in lack.text
-    assert "CUDA_VISIBLE_DEVICES" in lack.hint
-    desktop = dataclasses.replace(CARD, used_bytes=GIB // 2)
-    assert obstacle(resolve(on_gpu(processes=1)), machine(tmp_path, gpus=(desktop,))) is None
-
-
-def test_a_desktop_is_noted_and_its_memory_is_not_planned_with(tmp_path: Path) -> None:
+def test_a_desktop_is_noted_and_its_memory_is_not_planned_with(tmp_path):
     desktop = dataclasses.replace(CARD, total_bytes=24 * GIB, used_bytes=3 * GIB)
     here, row = machine(tmp_path, gpus=(desktop,)), resolve(on_gpu(processes=1))
     assert obstacle(row, here) is None
     assert "3.0 GiB of GPU 0 are held by a desktop" in notes(row, here)[0]
     assert here.smallest_gpu_bytes == 21 * GIB
-    elsewhere = dataclasses.replace(desktop, used_bytes=12 * GIB)
-    lack = obstacle(row, machine(tmp_path, gpus=(elsewhere,)))
-    assert "a process that is not visible from here" in lack.text
-    unsized = dataclasses.replace(desktop, others=((7, "python", 0),))
-    assert "pid 7 (python)" in obstacle(row, machine(tmp_path, gpus=(unsized,))).text
 
 
-def test_python_s_headers_are_named_where_a_compiler_misses_them(tmp_path: Path) -> None:
-    here = with_op(tmp_path, "cpu_adam", "x.cpp:1:10: fatal error: Python.h: No such file")
-    assert "python3-dev" in lacks("cpu_adam", here, NVME.spec).hint
-    here.probe["abilities"] = {"inductor": {"cpu": "main.c:5: fatal error: Python.h: none"}}
-    compiled = resolve(Spec(recipe="single+compile", data="synthetic"))
-    assert "python3-dev" in obstacle(compiled, here).hint
-
-
-def test_triton_counts_once_a_kernel_of_it_has_run(monkeypatch) -> None:
+def test_triton_counts_once_a_kernel_of_it_has_run(monkeypatch):
     """It is there without Python's headers too, and fails in the first step."""
     from torch.utils import _triton
 
@@ -173,19 +175,14 @@ def test_triton_counts_once_a_kernel_of_it_has_run(monkeypatch) -> None:
     monkeypatch.setattr(probe, "_triton_kernel", lambda: tried.append(1))
     assert probe._no_triton() == "" and tried == [1]
 
-    def headless() -> None:
+    def headless():
         raise RuntimeError("main.c:1:10: fatal error: Python.h: No such file or directory")
 
     monkeypatch.setattr(probe, "_triton_kernel", headless)
     assert "Python.h" in probe._no_triton()
 
 
-def test_nccl(tmp_path: Path) -> None:
-    lack = obstacle(resolve(on_gpu()), machine(tmp_path, gpus=(CARD, CARD)))
-    assert "NCCL" in lack.text
-
-
-def test_nvidia_smi_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nvidia_smi_is_read(monkeypatch):
     cards = "0, GPU-aa, NVIDIA H200, 143771, 1\n1, GPU-bb, NVIDIA H200, 143771, 2048\nnonsense"
     apps = "GPU-bb, 99, /usr/bin/python3, 2040\nGPU-bb, 98, [Not Found], [N/A]"
     found = gpus.parse(cards, apps)
@@ -207,7 +204,7 @@ def test_nvidia_smi_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
         ("81559, 60000", 20 * 2**30),  # a slice of a card (MIG)
     ],
 )
-def test_a_card_has_the_size_that_torch_reads(smi, torch_bytes, monkeypatch, tmp_path) -> None:
+def test_a_card_has_the_size_that_torch_reads(smi, torch_bytes, monkeypatch, tmp_path):
     known = {"name": "NVIDIA X", "uuid": "aa", "total_bytes": torch_bytes}
     cards = tuple(gpus.parse(f"0, GPU-aa, NVIDIA X, {smi}", "GPU-aa, 7, python, 300"))
     monkeypatch.setattr(gpus, "visible", lambda: cards)
@@ -219,17 +216,16 @@ def test_a_card_has_the_size_that_torch_reads(smi, torch_bytes, monkeypatch, tmp
     assert bool(card.others) == (torch_bytes != 20 * 2**30), "nvidia-smi still names the processes"
 
 
-def test_the_table_says_why_and_the_way_out(tmp_path: Path, capsys) -> None:
+def test_the_table_says_why_and_the_way_out(tmp_path, capsys):
     here = with_op(tmp_path, "async_io", "RuntimeError: DeepSpeed finds it not compatible")
     doctor.print_doctor(here, Console(width=100))
     text = capsys.readouterr().out
     able, _, unable = text.partition("can run: ")[2].partition("cannot run")
-    assert {"zero3_offload"} <= set(able.replace(",", " ").split()) and "async_io" in unable
+    assert "zero3_offload" in able and "async_io" in unable
     assert "zero3_nvme" in unable and "zero3_nvme" not in able
-    assert max(map(len, text.splitlines())) <= 100
 
 
-def test_on_few_gpus_the_table_says_how_many_a_strategy_needs(tmp_path: Path) -> None:
+def test_on_few_gpus_the_table_says_how_many_a_strategy_needs(tmp_path):
     here = machine(tmp_path, gpus=(CARD,))
     for name, needed in (("ddp", 2), ("hsdp", 4), ("sp", 2)):
         lack = doctor.why_not(name, here)
@@ -240,7 +236,7 @@ def test_on_few_gpus_the_table_says_how_many_a_strategy_needs(tmp_path: Path) ->
     assert "built for sm_100" in doctor.why_not("ddp", here).text, "more such GPUs do not help"
 
 
-def test_the_cache_covers_what_was_asked(tmp_path: Path) -> None:
+def test_the_cache_covers_what_was_asked(tmp_path):
     path, so = tmp_path / "probe.json", tmp_path / "op.so"
     so.touch()
     op = {"ok": True, "reason": "", "file": str(so), "built": True}
@@ -253,7 +249,7 @@ def test_the_cache_covers_what_was_asked(tmp_path: Path) -> None:
     assert machines._cached(path, set()) is None
 
 
-def test_a_probe_that_dies_is_an_answer(tmp_path: Path, monkeypatch) -> None:
+def test_a_probe_that_dies_is_an_answer(tmp_path, monkeypatch):
     monkeypatch.setattr(machines.sys, "executable", "/bin/false")
     monkeypatch.setattr(machines, "_cache_path", lambda machine: tmp_path / "none.json")
     found = machines.examine(tmp_path)
@@ -262,28 +258,15 @@ def test_a_probe_that_dies_is_an_answer(tmp_path: Path, monkeypatch) -> None:
     assert not (tmp_path / "none.json").exists()
 
 
-def test_the_decisive_line_of_a_build() -> None:
-    log = (
-        "[1/3] c++ -o x\nFAILED: x\nx.cpp:1:10: fatal error: libaio.h: No such file\nninja: stopped"
-    )
-    assert probe.decisive(log) == "x.cpp:1:10: fatal error: libaio.h: No such file"
+def probed(*words: str) -> dict:
+    """What the probe says, in a line."""
+    line = [sys.executable, *words]
+    done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=True)
+    (said,) = done.stdout.splitlines()
+    return json.loads(said)
 
 
-def test_missing_packages_do_not_crash_the_probe() -> None:
-    """Neither torch nor DeepSpeed can be imported."""
-    done = subprocess.run(
-        [sys.executable, "-I", "-c", _BARE.format(root=str(ROOT))],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
-    found = json.loads(done.stdout.splitlines()[-1])
-    assert "No module named 'torch'" in found["errors"]["torch"]
-    assert found["gpus"] == []
-
-
-_BARE = """
+BARE = """
 import importlib.abc, sys
 class Lacking(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path, target=None):
@@ -296,44 +279,25 @@ probe.main([])
 """
 
 
-def test_the_probe_here() -> None:
-    pytest.importorskip("torch")
-    done = subprocess.run(
-        [sys.executable, "-m", "harness.system.probe"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=True,
-    )
-    lines = done.stdout.splitlines()
-    assert len(lines) == 1
-    found = json.loads(lines[0])
-    assert found["torch"]["version"]
-    assert "gloo" in found["backends"]
+def test_the_probe_here():
+    found = probed("-m", "harness.system.probe")
+    assert found["torch"]["version"] and "gloo" in found["backends"]
 
 
-@pytest.mark.parametrize(
-    ("name", "lack"),
-    [
-        ("optimizer_in_backward", None),
-        ("sparse_embedding", None),
-        ("adamw_bf16", None),
-        ("offload_adamw", "NVIDIA GPU"),
-        ("paged_adam8bit", "NVIDIA GPU"),
-        ("sparse24", "NVIDIA GPUs"),
-    ],
-)
-def test_a_strategy_is_asked_for_in_company_that_it_bears(name, lack, tmp_path: Path) -> None:
-    found = doctor.why_not(name, machine(tmp_path))
-    assert (lack in found.text and found.hint) if lack else found is None
+def test_missing_packages_do_not_crash_the_probe():
+    """Neither torch nor DeepSpeed can be imported."""
+    found = probed("-I", "-c", BARE.format(root=str(ROOT)))
+    assert "No module named 'torch'" in found["errors"]["torch"]
+    assert found["gpus"] == []
 
 
-def test_what_the_machine_lacks_is_all_that_the_doctor_refuses(tmp_path: Path) -> None:
+def test_what_the_machine_lacks_is_all_that_the_doctor_refuses(tmp_path):
     """A part that only wants other company (a master, four processes, a vocabulary) can run."""
     found = {name: doctor.why_not(name, machine(tmp_path)) for name in CATALOG}
     refused = {name for name, lack in found.items() if lack}
-    assert refused > {"tf32", "sparse24"}
+    assert refused > {"tf32", "sparse24", "offload_adamw", "paged_adam8bit"}
+    assert not refused & {"optimizer_in_backward", "sparse_embedding", "adamw_bf16"}
+    assert "NVIDIA GPU" in found["sparse24"].text
     assert {name for name in refused if "./run.sh list" in found[name].hint} == set()
 
 
@@ -345,7 +309,7 @@ def test_what_the_machine_lacks_is_all_that_the_doctor_refuses(tmp_path: Path) -
         ("it finds no device", "mend the driver"),
     ],
 )
-def test_a_gpu_that_torch_does_not_see_is_no_reason_to_run_on_the_cpu(tmp_path, why, way) -> None:
+def test_a_gpu_that_torch_does_not_see_is_no_reason_to_run_on_the_cpu(tmp_path, why, way):
     here = machine(tmp_path, gpus=(CARD,))
     assert here.device == "cuda" and obstacle(resolve(on_gpu(processes=1)), here) is None
     built = {"cuda": None if "without CUDA" in why else "13.0"}
@@ -357,7 +321,7 @@ def test_a_gpu_that_torch_does_not_see_is_no_reason_to_run_on_the_cpu(tmp_path, 
     assert obstacle(resolve(Spec(recipe="ddp", data="synthetic", processes=2)), here) is None
 
 
-def test_why_torch_sees_no_gpu_is_asked_each_time(tmp_path, monkeypatch) -> None:
+def test_why_torch_sees_no_gpu_is_asked_each_time(tmp_path, monkeypatch):
     answer = {"errors": {}, "ops": {}, "gpus": [], "no_cuda": "the driver is too old"}
     asked = []
     monkeypatch.setattr(machines, "_cache_path", lambda machine: tmp_path / "probe.json")
@@ -372,9 +336,7 @@ def test_why_torch_sees_no_gpu_is_asked_each_time(tmp_path, monkeypatch) -> None
     assert len(asked) == 3, "a machine without GPUs is asked once"
 
 
-def test_gpus_that_torch_cannot_use_end_a_suite_and_doctor_says_why(
-    tmp_path, capsys, monkeypatch
-) -> None:
+def test_gpus_that_torch_cannot_use_end_a_suite_and_doctor_says_why(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(doctor, "WINDOWS", tmp_path)
     blind = machine(tmp_path, gpus=(CARD,))
     blind.probe.update(gpus=[], no_cuda="the driver is too old")
@@ -387,7 +349,7 @@ def test_gpus_that_torch_cannot_use_end_a_suite_and_doctor_says_why(
 
 
 @pytest.mark.parametrize(("driver", "told"), [(True, 1), (False, 0)])
-def test_a_run_on_the_cpu_beside_a_driver_says_so(driver, told, tmp_path, monkeypatch) -> None:
+def test_a_run_on_the_cpu_beside_a_driver_says_so(driver, told, tmp_path, monkeypatch):
     here = machine(tmp_path)
     here.probe["no_cuda"] = "no CUDA-capable device is detected"
     monkeypatch.setattr(run, "has_driver", lambda: driver)
@@ -396,49 +358,17 @@ def test_a_run_on_the_cpu_beside_a_driver_says_so(driver, told, tmp_path, monkey
 
 
 @pytest.mark.parametrize(
-    ("device", "torch", "seen", "asked"),
-    [
-        ("cuda", "2.13.0", (), True),
-        ("cuda", "2.13.0+cpu", (), False),
-        ("cuda", "2.13.0", (CARD,), False),
-        (None, "2.13.0", (), False),
-    ],
-)
-def test_torch_is_asked_before_a_gpu_is_denied(
-    device, torch, seen, asked, tmp_path, monkeypatch
-) -> None:
-    """nvidia-smi may be missing, as in WSL2, or slow."""
-    there = machine(tmp_path, gpus=(CARD,))
-    monkeypatch.setattr(console, "examine", lambda out, ops, on_wait: there)
-    here = dataclasses.replace(machine(tmp_path, gpus=seen), probe=None)
-    monkeypatch.setattr(machines.Machine, "versions", {"torch": torch})
-    found = console.sighted(Console(quiet=True), tmp_path, here, device)
-    assert found is (there if asked else here)
-
-
-def test_a_driver_s_version_makes_another_answer(tmp_path, monkeypatch) -> None:
-    here, paths = machine(tmp_path), set()
-    for version in ("535.1", "580.2"):
-        told = {"/proc/driver/nvidia/version": version}
-        monkeypatch.setattr(machines, "_read_text", lambda path, told=told: told.get(str(path), ""))
-        paths.add(machines._cache_path(here))
-    assert len(paths) == 2
-
-
-@pytest.mark.parametrize(
     ("capability", "built_for", "there"),
     [
         ((6, 1), ["sm_75", "sm_80", "sm_90"], False),
-        ((7, 5), ["sm_75", "sm_80"], True),
         ((8, 9), ["sm_80", "sm_86"], True),
         ((8, 0), ["sm_86", "sm_90"], False),
-        ((9, 0), ["sm_80", "sm_86"], False),
         ((12, 0), ["sm_80", "compute_90"], True),
         ((10, 3), ["sm_100", "sm_120"], True),
         ((6, 1), [], True),
     ],
 )
-def test_torch_has_machine_code_for_some_cards(tmp_path, capability, built_for, there) -> None:
+def test_torch_has_machine_code_for_some_cards(tmp_path, capability, built_for, there):
     here = machine(tmp_path, gpus=(CARD,))
     here.probe["torch"] = {"version": "2.13.0", "built_for": built_for}
     here.probe["gpus"] = [{"name": "a card", "capability": list(capability)}]
@@ -447,15 +377,13 @@ def test_torch_has_machine_code_for_some_cards(tmp_path, capability, built_for, 
     assert there or ("built for" in lack.text and "a card" in lack.text)
 
 
-def test_sparse_cores_are_of_newer_gpus(tmp_path: Path) -> None:
+def test_sparse_cores_are_of_newer_gpus(tmp_path):
     here = machine(tmp_path, gpus=(CARD,))
     spec = on_gpu(recipe="ddp+bf16", processes=1)
     for capability, there in (([7, 5], False), ([9, 0], True)):
         here.probe["gpus"] = [{"name": "a card", "capability": capability}]
         assert (lacks("sparse24", here, spec) is None) == there
 
-
-# -- what nvidia-smi and torch each say of the cards ----------------------------------------------
 
 SMALL = gpus.Gpu(index=0, name="NVIDIA T4", total_bytes=15 * GIB, uuid="GPU-aa")
 LARGE = gpus.Gpu(index=1, name="NVIDIA H200", total_bytes=139 * GIB, uuid="GPU-bb", used_bytes=7)
@@ -467,7 +395,7 @@ def known(card: gpus.Gpu, **more: object) -> dict[str, object]:
     return {"name": card.name, "total_bytes": card.total_bytes, "uuid": uuid, **more}
 
 
-def test_a_slice_of_a_card_is_not_taken_for_the_card() -> None:
+def test_a_slice_of_a_card_is_not_taken_for_the_card():
     """nvidia-smi tells memory and use of the whole card, and torch has a seventh of it."""
     slice_ = known(LARGE, name="NVIDIA H200 MIG 1g.18gb", total_bytes=16 * GIB, uuid="f00d")
     (found,) = machines._merged((LARGE,), [slice_])
@@ -477,7 +405,7 @@ def test_a_slice_of_a_card_is_not_taken_for_the_card() -> None:
     assert whole == dataclasses.replace(LARGE, total_bytes=138 * GIB)
 
 
-def test_mixed_cards_are_told_apart_by_their_identifiers_not_by_their_places() -> None:
+def test_mixed_cards_are_told_apart_by_their_identifiers_not_by_their_places():
     """CUDA's own order has the fastest first, nvidia-smi's that of the bus."""
     assert machines._merged((SMALL, LARGE), [known(LARGE), known(SMALL)]) == (LARGE, SMALL)
     assert machines._merged((SMALL, LARGE), [known(LARGE)]) == (LARGE,)
@@ -486,7 +414,7 @@ def test_mixed_cards_are_told_apart_by_their_identifiers_not_by_their_places() -
     assert machines._merged((SMALL, LARGE), []) == (SMALL, LARGE)
 
 
-def test_cuda_counts_cards_as_nvidia_smi_does_in_every_process_of_ours(monkeypatch) -> None:
+def test_cuda_counts_cards_as_nvidia_smi_does_in_every_process_of_ours(monkeypatch):
     monkeypatch.delenv(gpus.ORDER, raising=False)
     row = resolve(on_gpu(processes=1, recipe="single"))
     assert command.environment(row)[gpus.ORDER] == "PCI_BUS_ID"
@@ -495,14 +423,19 @@ def test_cuda_counts_cards_as_nvidia_smi_does_in_every_process_of_ours(monkeypat
     monkeypatch.setattr(gpus, "has_driver", lambda: True)
     monkeypatch.setattr(gpus, "smi", None)  # no card could be told from another by its number
     assert gpus.sample("before", 1) == []
-    paths = set()
-    for order in ("FASTEST_FIRST", "PCI_BUS_ID"):
+
+
+def test_what_the_probe_said_is_kept_for_one_order_of_cards_and_one_driver(monkeypatch):
+    paths, cases = set(), ("FASTEST_FIRST 535.1", "PCI_BUS_ID 535.1", "PCI_BUS_ID 580.2")
+    for order, driver in map(str.split, cases):
+        told = {"/proc/driver/nvidia/version": driver}
+        monkeypatch.setattr(machines, "_read_text", lambda path, told=told: told.get(str(path), ""))
         monkeypatch.setenv(gpus.ORDER, order)
         paths.add(machines._cache_path(machine(Path())))
-    assert len(paths) == 2
+    assert len(paths) == 3
 
 
-def test_torchao_s_optimizers_want_what_compiles_their_step_on_a_gpu(tmp_path: Path) -> None:
+def test_torchao_s_optimizers_want_what_compiles_their_step_on_a_gpu(tmp_path):
     for recipe in ("single+adam4bit", "single+adam8bit:lib=torchao"):
         here = machine(tmp_path, gpus=(CARD,))
         row = resolve(on_gpu(processes=1, recipe=recipe))
