@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import bitsandbytes
 import pytest
@@ -40,9 +40,10 @@ def sample(seed: int, dtype: torch.dtype = torch.bfloat16) -> dict[str, Any]:
     }
 
 
-@pytest.fixture
-def ran(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory) -> Iterator[dict[str, Any]]:
     """What the blocks leave; graphs are run by torch's operators, and each loss is kept."""
+    tmp_path = tmp_path_factory.mktemp("own")
     torch.manual_seed(0)
     small = FluxTransformer2DModel(**SIZES, guidance_embeds=True)
     small.save_pretrained(tmp_path / "model" / "transformer")
@@ -54,20 +55,32 @@ def ran(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, A
         losses.append(loss.item())
         backward(self, loss)
 
-    monkeypatch.setattr(Accelerator, "backward", seen)
     space = {"model": tmp_path / "model", "out": tmp_path / "out", "batches": batches}
-    for block in BLOCKS:
-        exec(block.replace("_blocks()", '_blocks(backend="aot_eager")'), space)
+    with mock.patch.object(Accelerator, "backward", seen):
+        for block in BLOCKS:
+            exec(block.replace("_blocks()", '_blocks(backend="aot_eager")'), space)
     yield space | {"losses": losses}
     AcceleratorState._reset_state(reset_partial_state=True)
     GradientState._reset_state()
     torch._dynamo.reset()
 
 
-def test_the_blocks_train_save_and_load_back(ran, tmp_path):
+def test_what_the_blocks_are_for_is_in_force(ran):
+    inner = ran["optimizer"].optimizer
+    assert isinstance(inner, bitsandbytes.optim.AdamW8bit)
+    assert {state["state1"].dtype for state in inner.state.values()} <= {torch.uint8, torch.float32}
+    assert {p.dtype for p in ran["trained"]} == {torch.float32}
+    frozen = [p for p in ran["bare"].parameters() if not p.requires_grad]
+    assert {p.dtype for p in frozen} == {torch.bfloat16}
+    assert ran["bare"].gradient_checkpointing
+    blocks = [*ran["bare"].transformer_blocks, *ran["bare"].single_transformer_blocks]
+    assert all(block._compiled_call_impl is not None for block in blocks)
+
+
+def test_the_blocks_train_save_and_load_back(ran):
     assert len(BLOCKS) == 10 and len(ran["losses"]) == STEPS
     assert ran["losses"][-1] < ran["losses"][0], "it learns"
-    state = load_file(next((tmp_path / "out").glob("*.safetensors")))
+    state = load_file(next(ran["out"].glob("*.safetensors")))
     up = [name for name in state if "lora_B" in name]
     assert up and all(state[name].abs().sum() > 0 for name in up), "keys of trained adapters"
     # The file has the average, and the model its own weights again.
@@ -84,15 +97,3 @@ def test_the_blocks_train_save_and_load_back(ran, tmp_path):
     )
     with torch.no_grad():
         assert not torch.equal(plain, fresh.eval()(**sample(2), return_dict=False)[0])
-
-
-def test_what_the_blocks_are_for_is_in_force(ran):
-    inner = ran["optimizer"].optimizer
-    assert isinstance(inner, bitsandbytes.optim.AdamW8bit)
-    assert {state["state1"].dtype for state in inner.state.values()} <= {torch.uint8, torch.float32}
-    assert {p.dtype for p in ran["trained"]} == {torch.float32}
-    frozen = [p for p in ran["bare"].parameters() if not p.requires_grad]
-    assert {p.dtype for p in frozen} == {torch.bfloat16}
-    assert ran["bare"].gradient_checkpointing
-    blocks = [*ran["bare"].transformer_blocks, *ran["bare"].single_transformer_blocks]
-    assert all(block._compiled_call_impl is not None for block in blocks)

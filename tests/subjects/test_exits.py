@@ -56,10 +56,11 @@ def test_a_model_that_ends_the_process_does_not_fit(tmp_path, capsys, place, cod
     ("place", "code", "why"),
     [
         ("loss", "type(out) is torch.Tensor and os._exit(0)", "ended the process (exit code 0)"),
-        (
+        pytest.param(
             "loss",
-            "out.requires_grad and out.register_hook(lambda gradient: os._exit(0))",
+            "out.requires_grad and out.register_hook(lambda g: os._exit(0))",
             "no result in phase",
+            marks=pytest.mark.thorough,
         ),
     ],
 )

@@ -6,9 +6,10 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import textwrap
 import time
 from pathlib import Path
+
+from conftest import begin
 
 from harness import ROOT, opened
 from harness.launch import launch
@@ -16,6 +17,7 @@ from harness.result import Status
 from harness.script.row import Script, row_of
 from harness.suite import run as suite_run
 from tests.made.machines import machine
+from tests.made.script_rows import rows_in_forks
 
 CODE = """
 import json, os, sys
@@ -78,32 +80,27 @@ for (x,) in loader:
 """
 
 
-def own_files(folder: Path) -> dict[str, Path]:
+def test_a_row_of_a_script_is_kept_until_a_file_that_it_read_changes(tmp_path):
+    folder = tmp_path / "mine"
+    (folder / "models").mkdir(parents=True)
     texts = {"train.py": SCRIPT, "models/net.py": "width = 8\n", "cfg.yaml": "1.0\n"}
     for name, text in texts.items():
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    return {name: folder / name for name in texts}
-
-
-def test_a_row_of_a_script_is_kept_until_a_file_that_it_read_changes(tmp_path):
-    files = own_files(tmp_path / "mine")
+        (folder / name).write_text(text)
     time.sleep(0.05)
-    script = Script.of(["train.py", "--config", "cfg.yaml"], tmp_path / "mine")
+    script = Script.of(["train.py", "--config", "cfg.yaml"], folder)
     fields = {"processes": 1, "device": "cpu", "warmup": 1, "steps": 1, "seed": 0}
     here = machine(tmp_path)
     (row,) = suite_run.plan([row_of(script, "single", **fields)], tmp_path / "out", here)
-    result = launch.run(row.resolved, row.folder, timeout=300)
+    with rows_in_forks(begin):
+        result = launch.run(row.resolved, row.folder, timeout=300)
     assert result.status is Status.OK, result.reason
     result.identity = suite_run.identity(row.resolved, here)
     result.write(row.folder / "result.json")
     assert not suite_run.must_run(row, here, fresh=False)
     for name in ("models/net.py", "cfg.yaml"):
-        text = files[name].read_text()
-        files[name].write_text(text.replace("8", "16").replace("1.0", "2.0"))
+        (folder / name).write_text(texts[name].replace("8", "16").replace("1.0", "2.0"))
         assert suite_run.must_run(row, here, fresh=False), name
-        files[name].write_text(text)
+        (folder / name).write_text(texts[name])
         assert not suite_run.must_run(row, here, fresh=False), name
 
 
@@ -122,12 +119,18 @@ def make():
     return model, {"x": torch.ones(4, width)}, lambda m, batch: m(batch["x"]).pow(2).mean()
 """
 IDENTITY = """
-import sys
+import os, sys
+import torch
 from harness.resolve import resolve
 from harness.spec import Spec
 from harness.subjects import own_module
-resolve(Spec(recipe="single", model=sys.argv[1], objective="own", data="synthetic"))
-print(own_module.identity(sys.argv[1]))
+for name in ("mine.py", "own_helper_of_test.py", "own_late_helper_of_test.py"):
+    open(name, "a").write("# other\\n")
+    if not os.fork():
+        resolve(Spec(recipe="single", model="mine.py:make", objective="own", data="synthetic"))
+        print(own_module.identity("mine.py:make"), flush=True)
+        os._exit(0)
+    os.wait()
 """
 
 
@@ -135,16 +138,8 @@ def test_predictions_of_an_own_model_are_keyed_by_its_helper_modules_too(tmp_pat
     (tmp_path / "mine.py").write_text(MODEL)
     (tmp_path / "own_helper_of_test.py").write_text("width = 8\n")
     (tmp_path / "own_late_helper_of_test.py").write_text("depth = 2\n")
-    words = [sys.executable, "-c", textwrap.dedent(IDENTITY), f"{tmp_path / 'mine.py'}:make"]
-
-    def identity() -> str:
-        env = {**os.environ, "PYTHONPATH": str(ROOT)}
-        done = subprocess.run(words, env=env, capture_output=True, text=True, cwd=tmp_path)
-        assert done.returncode == 0, done.stderr
-        return done.stdout.strip()
-
-    marks = {identity()}
-    for name in ("own_helper_of_test.py", "own_late_helper_of_test.py"):
-        (tmp_path / name).write_text((tmp_path / name).read_text() + "# other\n")
-        marks.add(identity())
-    assert len(marks) == 3
+    done = subprocess.run(
+        [sys.executable, "-c", IDENTITY], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert len({*done.stdout.split()}) == 3, done.stderr
