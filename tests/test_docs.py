@@ -1,8 +1,4 @@
-"""Pages that are generated from code and from published results.
-
-``PYTHONPATH=. python tests/test_docs.py`` writes the published report and the generated parts of
-pages.
-"""
+"""Pages that are generated from code and from published results: ``python -m docs.make.parts``."""
 
 from __future__ import annotations
 
@@ -11,37 +7,36 @@ from pathlib import Path
 
 import pytest
 
+from docs.make import parts
 from harness.result import load_all
 from harness.subjects.library import families as library
 from harness.suite.file import load_suite
-from tests.made import pages, reference
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS, README = ROOT / "docs", ROOT / "README.md"
 FLUX = DOCS / "tutorial/flux-lora-24gb.md"
-REPORT = pages.PUBLISHED / "report.md"
 
 
-@pytest.mark.parametrize("page", reference.GENERATED)
+@pytest.mark.parametrize("page", parts.GENERATED)
 def test_the_generated_parts_of_a_page_are_what_the_code_says(page):
     text = (ROOT / page).read_text(encoding="utf-8")
-    assert set(re.findall(r"<!-- made: (\w+) -->", text)) == set(reference.GENERATED[page])
-    assert text == reference.filled(page)
+    assert set(re.findall(r"<!-- made: (\w+) -->", text)) == set(parts.GENERATED[page])
+    assert text == parts.filled(page)
     assert "|  |" not in text
 
 
 def test_every_module_says_what_it_is():
-    modules = [p for name in reference.FOLDERS for p in (ROOT / name).rglob("*.py")]
-    assert len(modules) > 200 and [str(p) for p in modules if not reference.sentence(p)] == []
+    modules = [p for name in parts.FOLDERS for p in (ROOT / name).rglob("*.py")]
+    assert len(modules) > 200 and [str(p) for p in modules if not parts.sentence(p)] == []
 
 
 def test_the_published_report_is_made_of_its_results():
-    assert REPORT.read_text(encoding="utf-8") == pages.report()
+    assert parts.REPORT.read_text(encoding="utf-8") == parts.report()
 
 
 def test_the_published_results_were_made_by_readme_s_first_command():
     suite = load_suite("default", "cpu")
-    results, skipped = load_all(pages.PUBLISHED)
+    results, skipped = load_all(parts.PUBLISHED)
     assert not skipped and {r.spec.recipe for r in results} == {r.recipe for r in suite.rows}
     assert {r.spec.model for r in results} == {suite.settings["model"]}
 
@@ -49,12 +44,12 @@ def test_the_published_results_were_made_by_readme_s_first_command():
 def test_the_stated_noise_floor_is_that_of_the_published_results():
     text = (DOCS / "explanation" / "noise-and-fairness.md").read_text()
     said = re.search(r"\[it was ([\d.]+) %\]\(\.\./results/[\w-]+/report\.md\)", text)[1]
-    assert f"Noise floor {said} %" in REPORT.read_text(encoding="utf-8")
+    assert f"Noise floor {said} %" in parts.REPORT.read_text(encoding="utf-8")
 
 
 def test_recorded_commands_name_no_folder_of_a_machine():
     """They are to be pasted anywhere."""
-    words = {w for row in load_all(pages.PUBLISHED)[0] for w in row.command.split()}
+    words = {w for row in load_all(parts.PUBLISHED)[0] for w in row.command.split()}
     assert words and {word for word in words if word.startswith("/")} <= {"/dev/null"}
 
 
@@ -77,8 +72,3 @@ def test_the_tutorial_on_sharding_shows_the_plan_of_the_how_to():
 def test_as_many_public_models_as_there_are():
     (said,) = re.findall(r"(\d+) public models", README.read_text())
     assert int(said) == len(library.table())
-
-
-if __name__ == "__main__":
-    REPORT.write_text(pages.report(), encoding="utf-8")
-    reference.written()

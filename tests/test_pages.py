@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from docs.make.parts import BLOCK
 from harness import ROOT, cli, train
 from harness.suite import file as suite_file
 from strategies import parse
-from tests.made.pages import BLOCK
 
 README = ROOT / "README.md"
 PAGES = [README, *sorted(p for p in (ROOT / "docs").rglob("*.md") if "results" not in p.parts)]

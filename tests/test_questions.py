@@ -7,9 +7,9 @@ import shlex
 
 import pytest
 
+from docs.make.parts import BLOCK
 from harness import ROOT, cli
 from harness.planner import pool
-from tests.made.pages import BLOCK
 
 RECORDED = "./run.sh plan --model flux-dev --gpu RTX-4090"
 FLUX = ROOT / "docs/tutorial/flux-lora-24gb.md"

@@ -1,7 +1,7 @@
 """Parts of pages that the code generates: commands, strategies, suites, trainers and columns.
 
-``PYTHONPATH=. python tests/test_docs.py`` writes them. A part lies between ``<!-- made: NAME -->``
-and ``<!-- end -->``.
+``python -m docs.make.parts`` writes them, and the published report. A part lies between
+``<!-- made: NAME -->`` and ``<!-- end -->``.
 """
 
 from __future__ import annotations
@@ -9,7 +9,9 @@ from __future__ import annotations
 import argparse
 import ast
 import re
-from collections.abc import Iterator, Sequence
+import shutil
+import tempfile
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from docs.make import accuracy, public_rows
@@ -17,12 +19,18 @@ from harness import ROOT, cli
 from harness.commands import listing
 from harness.planner.export import trainers as tables_of
 from harness.planner.uncertainty import CLASSES, share_of
+from harness.report import write_report
+from harness.result import load_all
 from harness.suite import file as suite_file
 from strategies import CATALOG
-from tests.made.pages import PUBLISHED, line, tables
 from tests.made.translated import REAL
 
 FOLDERS = ("harness", "strategies")
+PUBLISHED = ROOT / "docs/results/cpu-2-cores-default"
+"""The results of README's first command."""
+REPORT = PUBLISHED / "report.md"
+BLOCK = re.compile(r"^```\n(\./run\.sh (?:plan|oom) [^\n]+)\n(.*?)^```", re.S | re.M)
+"""A command and its shortened output on a page."""
 
 PART = re.compile(r"(<!-- made: (\w+) -->\n).*?(?=<!-- end -->)", re.S)
 RANKING = ("Recipe", "Samples/s", "x ref", "Peak GiB", "vs ref %", "Loss vs ref", "Notes")
@@ -31,10 +39,12 @@ NUMBERS = {*RANKING[1:5], "rows on a CPU"}
 """Heads of columns that are aligned to the right."""
 
 
-def _table(heads: Sequence[str], rows: Iterator[Sequence[str]]) -> str:
+def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a table in Markdown; what is empty takes one blank."""
     rule = ("--:|" if head in NUMBERS else "---|" for head in heads)
-    lines = [line(heads), "|" + "".join(rule)]
-    return "\n".join([*lines, *(line(row) for row in rows)])
+    cells = ("".join(f" {cell} |" if cell else " |" for cell in row) for row in (heads, *rows))
+    first, *others = (f"|{row}" for row in cells)
+    return "\n".join([first, "|" + "".join(rule), *others])
 
 
 def commands() -> str:
@@ -44,19 +54,13 @@ def commands() -> str:
         for action in cli._parser()._actions
         if isinstance(action, argparse._SubParsersAction)
     )
-    return _table(
-        ("command", "what it does", "read on"),
-        ((f"`./run.sh {name}`", _prose(p.description), _links(p)) for name, p in choices.items()),
-    )
-
-
-def _prose(text: str | None) -> str:
-    return " ".join((text or "").rstrip(".").split())
-
-
-def _links(parser: argparse.ArgumentParser) -> str:
-    pages = re.findall(r"docs/([\w/-]+)\.md", (parser.epilog or "").partition("read on: ")[2])
-    return ", ".join(f"[{page.rpartition('/')[2]}](../{page}.md)" for page in pages)
+    rows = []
+    for name, parser in choices.items():
+        told = " ".join((parser.description or "").rstrip(".").split())
+        pages = re.findall(r"docs/([\w/-]+)\.md", (parser.epilog or "").partition("read on: ")[2])
+        links = ", ".join(f"[{page.rpartition('/')[2]}](../{page}.md)" for page in pages)
+        rows.append((f"`./run.sh {name}`", told, links))
+    return _table(("command", "what it does", "read on"), rows)
 
 
 def strategies() -> str:
@@ -71,28 +75,29 @@ def strategies() -> str:
 
 def suites() -> str:
     """Return the table of the suites that come along."""
-    found = ((name, suite_file.load_suite(name, "cpu")) for name in suite_file.known_suites())
-    return _table(
-        ("suite", "what it compares", "reference", "rows on a CPU"),
-        (
-            (f"`{name}`", suite.title, f"`{suite.reference}`", str(len(suite.rows)))
-            for name, suite in found
-        ),
-    )
+    found = {name: suite_file.load_suite(name, "cpu") for name in suite_file.known_suites()}
+    rows = ((f"`{n}`", s.title, f"`{s.reference}`", str(len(s.rows))) for n, s in found.items())
+    return _table(("suite", "what it compares", "reference", "rows on a CPU"), rows)
 
 
-def _report() -> str:
-    return (PUBLISHED / "report.md").read_text(encoding="utf-8")
+def report() -> str:
+    """Return the Markdown report of the published results, made anew."""
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch) / PUBLISHED.name
+        ours = shutil.ignore_patterns("report.*", ".headroom.json")
+        shutil.copytree(PUBLISHED, folder, ignore=ours)
+        write_report(*load_all(folder), folder)
+        return (folder / "report.md").read_text(encoding="utf-8")
 
 
 def headline() -> str:
     """Return the published report's answer in one sentence."""
-    return "> " + re.search(r"^\*\*(.+)\*\*$", _report(), re.M)[1]
+    return "> " + re.search(r"^\*\*(.+)\*\*$", REPORT.read_text("utf-8"), re.M)[1]
 
 
 def ranking() -> str:
     """Return README's rows and columns of the published ranking."""
-    found = next(table for table in tables(_report()) if table.startswith("| # | Recipe |"))
+    found = re.search(r"^\| # \| Recipe \|.*\n(?:^\|.*\n)+", REPORT.read_text("utf-8"), re.M)[0]
     heads, _, *rows = ([cell.strip() for cell in x.split("|")[1:-1]] for x in found.splitlines())
     chosen = [heads.index(name) for name in RANKING]
     return _table(RANKING, ([row[i] for i in chosen] for row in rows))
@@ -114,16 +119,12 @@ def packages() -> str:
 
 def trainers() -> str:
     """Return the table of the published configurations, with the recipe of each."""
-    files = [(n, one) for n in tables_of.known() for one in REAL[n]["published"]]
-    rows = (
-        (
-            tables_of.table(name)["title"],
-            one["example"],
-            f"`./run.sh plan --from {' '.join(one['files'])} --gpu {one['gpu']}`",
-            f"`{one['recipe']}`",
-        )
-        for name, one in files
-    )
+    rows = []
+    for name in tables_of.known():
+        for one in REAL[name]["published"]:
+            words = f"`./run.sh plan --from {' '.join(one['files'])} --gpu {one['gpu']}`"
+            title = tables_of.table(name)["title"]
+            rows.append((title, one["example"], words, f"`{one['recipe']}`"))
     return _table(("trainer", "its example", "command", "recipe"), rows)
 
 
@@ -178,7 +179,7 @@ def filled(page: str) -> str:
     return PART.sub(lambda part: part[1] + GENERATED[page][part[2]]() + "\n", text)
 
 
-def written() -> None:
-    """Write all generated parts."""
+if __name__ == "__main__":
+    REPORT.write_text(report(), encoding="utf-8")
     for page in GENERATED:
         (ROOT / page).write_text(filled(page), encoding="utf-8")
