@@ -154,7 +154,7 @@ def plain_bytes(subject: Subject, samples: int, *, ema: bool) -> int:
 
     Weights, two moments, DDP's buckets and the average are always allocated. Activations peak when
     backward begins and gradients when it ends, so the larger of the two counts. For a DiT from
-    DiT-S/4 on, the result is within 2 % of the trace (``tests/suite/test_fitting.py``).
+    DiT-S/4 on, the result is within 2 % of the trace (``tests/suite/test_matrix.py``).
     """
     weights, size = 4 * subject.sizes.total, subject.dimensions
     activations = samples * size.tokens * size.width * TOKEN * (size.depth + 0.5)

@@ -172,16 +172,6 @@ def shared_memory_and_hang() -> None:
     time.sleep(600)
 
 
-def fat() -> None:
-    """64 MiB here, 64 MiB in a child, until that much is seen."""
-    block = b"x" * (64 << 20)
-    code = "import sys; block = b'x' * (64 << 20); sys.stdin.read()"
-    child = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE)
-    until_there("seen")
-    child.communicate()
-    print(len(block))
-
-
 def environment() -> None:
     (FOLDER / "env.json").write_text(json.dumps(dict(os.environ)))
     good()

@@ -3,6 +3,7 @@ report; each with a control that must be told apart, or must not."""
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import math
 import random
@@ -11,15 +12,18 @@ import re
 import pytest
 from rich.console import Console
 
+from harness import void
 from harness.report import build
 from harness.report.data import lookup
 from harness.report.data.answers import answers, fastest_that_fits, headline
 from harness.report.data.rows import Group, Report, SuiteHead
-from harness.report.figures.floor import floor_of, margin
+from harness.report.figures import derive, floor
+from harness.report.figures.floor import Step, floor_of, margin
+from harness.report.figures.numbers import numbers
 from harness.report.rendering import pages, terminal
 from harness.report.rendering.tables import ranking
-from harness.result import Result
-from tests.made.results import FULL, done
+from harness.result import Result, Status, StepUsage
+from tests.made.results import FULL, cpu_set, done
 
 QUIET = (0.400, 0.404, 0.396)
 """Seconds a step of three runs of the reference, beside which 20 % shows."""
@@ -179,3 +183,88 @@ def test_the_fastest_is_named_with_those_that_are_not_told_from_it():
         assert f"than ddp, at {least:.0f} % of its speed or more" in found[question]
     last = fastest_that_fits(group)[-1]
     assert (last.row.label, last.others) == ("ddp", close)
+
+
+# ---- steps that were disturbed, and pauses of a network ----
+
+
+# A second on two cores, all of it the run's own work.
+USUAL = Step(seconds=1.0, cpu=1.9, forced=12, busy=1.95, cores=2)
+
+
+@pytest.mark.parametrize(("step", "marked"), [
+    ({}, False), ({"busy": 1.99, "cpu": 1.2}, True), ({"busy": 1.4, "cpu": 0.7}, False),
+    ({"busy": 1.6, "cpu": 1.2}, True), ({"busy": 1.99, "cpu": 1.85}, False), ({"busy": 0.0}, False),
+    ({"cores": 0}, False),
+])  # fmt: skip
+def test_others_are_in_the_way_where_they_hold_cores_that_the_run_could_use(step, marked):
+    assert floor.others_in_the_way(USUAL._replace(**step)) is marked
+
+
+@pytest.mark.parametrize(("step", "marked"), [
+    ({}, False), ({"seconds": 1.05, "cpu": 1.3}, False), ({"seconds": 1.5, "cpu": 2.85}, False),
+    ({"seconds": 1.5, "cpu": 1.9}, True), ({"seconds": 1.5, "cpu": 2.85, "forced": 200}, True),
+    ({"seconds": 1.5, "cpu": 2.85, "forced": 40}, False),
+])  # fmt: skip
+def test_a_step_waited_where_it_is_longer_without_more_work(step, marked):
+    assert floor.waited(USUAL._replace(**step), USUAL) is marked
+
+
+def two_ranks():
+    """Three steps of two ranks; in the second the other rank waits for the slow one."""
+    row = cpu_set()["ddp"]
+    seconds = [[1.0, 1.4, 1.0], [0.9, 2.0, 1.0]]
+    common = {"voluntary_switches": [0] * 3, "busy_seconds": [0.0] * 3, "cores": 2}
+    uses = [
+        StepUsage(cpu_seconds=cpu, forced_switches=forced, minor_faults=[5, 7, 9], **common)
+        for cpu, forced in (([0.9, 0.5, 0.9], [5, 5, 5]), ([0.9, 0.9, 0.95], [5, 90, 5]))
+    ]
+    ranks = [
+        dataclasses.replace(rank, step_seconds=s, step_usage=u)
+        for rank, s, u in zip(row.ranks, seconds, uses, strict=True)
+    ]
+    return dataclasses.replace(row, ranks=ranks)
+
+
+def test_the_steps_of_all_ranks_are_judged_together():
+    row = two_ranks()
+    assert floor.disturbed(row) == [False, True, False]
+    found = numbers([row, row])
+    assert found.disturbed_steps == 2 and found.timed_steps == 6
+
+
+def test_a_result_older_than_the_counts_is_not_called_quiet():
+    row = two_ranks()
+    old = [dataclasses.replace(row.ranks[0], step_usage=None), row.ranks[1]]
+    older = dataclasses.replace(row, ranks=old)
+    assert floor.disturbed(older) is None
+    assert [numbers(some).disturbed_steps for some in ([older], [row, older])] == [None, None]
+
+
+# ---- several nodes ----
+
+
+def on_two():
+    """A made row as if on two nodes."""
+    row = cpu_set()["ddp"]
+    return dataclasses.replace(row, spec=dataclasses.replace(row.spec, nodes=2))
+
+
+def test_nodes_with_other_devices_make_a_row_void():
+    row = on_two()
+    ranks = [dataclasses.replace(r, device=d) for r, d in zip(row.ranks, "AB", strict=True)]
+    assert void.settle(dataclasses.replace(row, ranks=[row.ranks[0]] * 2)).status is Status.OK
+    mixed = void.settle(dataclasses.replace(row, ranks=ranks))
+    assert mixed.status is Status.VOID and mixed.reason == "mixed nodes (A, B): no comparable times"
+
+
+@pytest.mark.parametrize(("seconds", "count"), [
+    ([0.05, 0.05, 8.2, 0.05], 1), ([0.05, 0.05, 0.4, 0.05], 0), ([1.0] * 4, 0),
+    ([2.0, 2.0, 9.5, 2.0], 1), ([2.0, 2.0, 6.5, 2.0], 0),
+])  # fmt: skip
+def test_a_step_far_above_the_median_is_a_pause(seconds, count):
+    ranks = [dataclasses.replace(r, step_seconds=seconds, step_usage=None) for r in on_two().ranks]
+    row = dataclasses.replace(on_two(), ranks=ranks)
+    assert derive.paused_steps(row) == count
+    text = pages.render_markdown(build([row], []))
+    assert ("Network paused?" in text) is bool(count) is ("network paused?" in text)
