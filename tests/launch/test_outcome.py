@@ -36,7 +36,7 @@ GLOO = "[../gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1
 LOST = fail("RuntimeError", GLOO)
 ILLEGAL = raised("AcceleratorError", "CUDA error: an illegal memory access was encountered")
 PINNING = '  File "setup.py", line 3, in buffer\n    torch.empty(n, pin_memory=True)\n'
-BUS = "RuntimeError: DataLoader worker (pid 9) is killed by signal: Bus error."
+BUS = "traceback : Signal 7 (SIGBUS) received by PID 1"
 SHM = "RuntimeError: unable to write to file </torch_77_1_2>: No space left on device (28)"
 LATE = {"stopped": "timeout", "timeout_seconds": 90.0}
 SLOW = ({"phase": "measure", "step": 4}, {"phase": "measure", "step": 3})
@@ -46,7 +46,6 @@ OPTION = "usage: train.py [-h]\ntrain.py: error: unrecognized arguments: --x"
 CASES = {
     "finished though exit code 1": (
         {"result": Status.OK, "exit_code": 1, "log": "terminate called"}, Status.OK, "", ""),
-    "finished, then the deadline": ({"result": Status.OK, **LATE}, Status.OK, "", ""),
     "finished, old OOM in the log": ({"result": Status.OK, "log": TRIED}, Status.OK, "", ""),
     "void with its reason": (
         {"result": Status.VOID, "result_reason": "bf16 was not in force", "exit_code": 0},
@@ -117,7 +116,6 @@ CASES = {
         {**LATE, "processes": 2}, TIMEOUT,
         "this deadline came before the process groups' timeout of 150 s", "--timeout"),
     "bus error": ({"log": BUS}, FAILED, "bus error", "--shm-size"),
-    "SIGBUS": ({"log": "traceback : Signal 7 (SIGBUS) received by PID 1"}, FAILED, "bus", "shm"),
     "shm full": ({"log": SHM}, FAILED, "shared memory is full", "--shm-size"),
     "disk full": (
         raised("OSError", "[Errno 28] No space left on device: 'r.json'"), FAILED, "No space",
@@ -152,7 +150,7 @@ NCCL = "torch.distributed.DistBackendError: NCCL error in: NCCLUtils.cpp:76\nLas
 CUDNN = "RuntimeError: cuDNN error: CUDNN_STATUS_"
 CUBLAS = "RuntimeError: CUDA error: CUBLAS_STATUS_{} when calling `cublasCreate(handle)`"
 BNB = "Error out of memory at line 88 in file bitsandbytes/csrc/"
-ASSERT = 'RuntimeError: NVML_SUCCESS == {} INTERNAL ASSERT FAILED at "CUDACachingAllocator.cpp"'
+ASSERT = 'RuntimeError: NVML_SUCCESS == r INTERNAL ASSERT FAILED at "CUDACachingAllocator.cpp"'
 # A line that a library writes, the end that it means, and where it was seen or is written.
 MESSAGES = [
     ("RuntimeError: CUDA error: out of memory", GPU),
@@ -170,8 +168,7 @@ MESSAGES = [
     ("CudaError: out of memory (2)", HOST),  # torch/cuda/__init__.py, check_error
     (CUBLAS.format("NOT_INITIALIZED"), GPU),  # pytorch/serve#1993
     (CUBLAS.format("ALLOC_FAILED"), GPU),  # QwenLM/Qwen3#873
-    (ASSERT.format("r"), GPU),  # pytorch/pytorch#122068
-    (ASSERT.format("DriverAPI::get()->nvmlInit_v2_()"), GPU),  # pytorch/pytorch#130486
+    (ASSERT, GPU),  # pytorch/pytorch#122068, pytorch/pytorch#130486
     ("torch.AcceleratorError: CUDA error: out of memory", GPU),  # Lightricks/LTX-Desktop#139
     # bitsandbytes prints and exits; a paged optimizer's memory is managed
     (f"{BNB}ops.cu", GPU),  # jllllll/bitsandbytes-windows-webui#14
@@ -182,8 +179,6 @@ MESSAGES = [
     (f"{CUDNN}INTERNAL_ERROR_HOST_ALLOCATION_FAILED", HOST),
     # NCCL: in the log, and as torch raises its last warning (NVIDIA/nccl, src/include/alloc.h)
     ("include/alloc.h:178 NCCL WARN Cuda failure 'out of memory'", GPU),  # NVIDIA/nccl#1235
-    ("include/alloc.h:185 NCCL WARN Failed to CUDA calloc 6291456 bytes", GPU),  # the same
-    ("include/alloc.h:159 NCCL WARN Failed to CUDA host alloc 4096 bytes", HOST),
     (f"{NCCL}Failed to CUDA calloc 67108864 bytes", GPU),  # sgl-project/sglang#1116
     (f"{NCCL}Failed to CUDA malloc 67108864 bytes", GPU),
     (f"{NCCL}Failed to CUDA host alloc 4096 bytes", HOST),

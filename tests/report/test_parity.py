@@ -7,12 +7,9 @@ import math
 
 import pytest
 
-from harness.report import build
-from harness.report.data.answers import believable
 from harness.report.figures import parity
 from harness.result import Projections, Result, Status, by_block
 from harness.spec import Spec
-from tests.made.results import row
 
 FLOAT32 = {"compute_dtype": "float32", "parameters": "float32", "master": "float32"}
 AUTOCAST = {**FLOAT32, "compute_dtype": "bfloat16"}
@@ -184,13 +181,3 @@ def test_on_a_gpu_the_limit_follows_from_what_the_reference_is_away_from_itself(
 )
 def test_a_design_explains_so_much_and_no_more(recipe, fields, expected):
     assert word(result(recipe, **fields)) == expected
-
-
-# ---- wrong rows ----
-
-
-def test_a_row_that_is_wrong_is_in_no_answer():
-    right, wrong = row("ddp", 380.0), row("ddp+bf16", 380.0, parity="by design", shift=0.5)
-    (group,) = build([right, wrong], []).groups
-    assert [one.label for one in believable(group)] == ["ddp"]
-    assert not {one.label: one for one in group.rows}["ddp+bf16"].versus.front

@@ -16,7 +16,7 @@ from harness.planner.comparison import predicted_and_measured, predicted_fit
 from harness.prediction import Prediction, Work
 from harness.report import SuiteHead, build
 from harness.report.figures.predicted import PredictedAndMeasured, machine_facts
-from harness.report.rendering import export, pages, sentences
+from harness.report.rendering import export, pages, sentences, tables
 from harness.resolve import resolve, run_name
 from harness.result import Result, Status
 from harness.spec import Spec
