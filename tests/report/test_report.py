@@ -220,8 +220,8 @@ def test_what_was_not_traced_has_no_peak_and_is_in_no_answer_about_memory():
 def test_a_page_of_many_rows_ranks_all_and_shows_the_fastest_in_detail():
     report = build([r for _, r in large_set(200)], [], SuiteHead())
     page = pages.render_html(report)
-    (table,) = re.findall(r'<table data-key="ranking".*?</table>', page, re.S)
-    assert table.count("<tr") == 1 + 200 and page.count('<div class="command">') == MANY
+    (ranked,) = re.findall(r'<table data-key="ranking".*?</table>', page, re.S)
+    assert ranked.count("<tr") == 1 + 200 and page.count('<div class="command">') == MANY
     assert f"all but the fastest {MANY} rows" in page
     assert sentences.left_out(report) in html_text.unescape(page)
     assert len(page) / 200 < 5e6 / 5000 + 600e3 / 200, "5,000 rows stay below 5 MB"
