@@ -313,7 +313,7 @@ class Result:
             spec=resolved.spec,
             reason=reason,
             way_out=way_out,
-            parity=resolved.recipe.parity.value,
+            parity=resolved.recipe.parity,
             meter="cuda" if resolved.spec.device == "cuda" else "resident",
             parameters=resolved.subject.parameters,
             micro_batch=resolved.micro_batch,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import UserDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from enum import Enum, IntEnum
+from enum import IntEnum
 from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -123,15 +123,10 @@ ALTERS = {
 from the reference's (``harness.report.figures.parity``)."""
 
 
-class Parity(Enum):
-    """Relation of a recipe's losses to the reference row's.
-
-    EXACT: the same computation, equal within float rounding. BY_DESIGN: another computation on
-    purpose (lower precision, fewer weights), whose difference is reported and not wrong.
-    """
-
-    EXACT = "exact"
-    BY_DESIGN = "by design"
+def parity(alters: Sequence[Any]) -> str:
+    """Return the relation of losses to the reference row's: "exact", equal within float rounding,
+    or "by design" if something ``alters`` them on purpose, whose difference is not wrong."""
+    return "by design" if alters else "exact"
 
 
 @dataclass(frozen=True)

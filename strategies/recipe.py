@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from strategies.base import BadInput, Conflict, Parity, Reason, Slot
+from strategies.base import BadInput, Conflict, Reason, Slot, parity
 from strategies.engine import RunContext
 from strategies.files import own_table
 from strategies.strategy import Strategy
@@ -72,15 +72,14 @@ class Recipe:
         return "one_process" in self.sharding.engine(device).traits
 
     @property
-    def parity(self) -> Parity:
-        """Parity of the whole recipe: EXACT only if every part is."""
-        exact = all(s.parity is Parity.EXACT for s in self.strategies)
-        return Parity.EXACT if exact else Parity.BY_DESIGN
+    def parity(self) -> str:
+        """Parity of the whole recipe: exact only if every part is."""
+        return parity(self.altering)
 
     @property
     def altering(self) -> tuple[Strategy, ...]:
         """Parts that change the computation by design."""
-        return tuple(s for s in self.strategies if s.parity is not Parity.EXACT)
+        return tuple(s for s in self.strategies if s.alters)
 
     @property
     def accumulation(self) -> int:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from strategies import conflicts
-from strategies.base import Attachment, Parity, Settings, Slot
+from strategies.base import Attachment, Settings, Slot
 from strategies.engine import RunContext, TrainingRun
 from strategies.subject import Subject
 from strategies.workloads import TRAIN, out_of_place
@@ -28,7 +28,6 @@ class Strategy:
 
     name: ClassVar[str]
     slot: ClassVar[Slot]
-    parity: ClassVar[Parity] = Parity.EXACT
     alters: ClassVar[tuple[str, ...]] = ()
     """Effects on a step by design, as names in ALTERS; empty if it is exact."""
     unit: ClassVar[float] = 0.0

@@ -23,6 +23,7 @@ from harness.report import write_report
 from harness.result import load_all
 from harness.suite import file as suite_file
 from strategies import CATALOG
+from strategies.base import parity
 from tests.made.translated import REAL
 
 FOLDERS = ("harness", "strategies")
@@ -67,7 +68,7 @@ def strategies() -> str:
     """Return the table of the strategies."""
     rows = (
         (f"`{name}`", kind.slot.name.lower().replace("_", " "),
-         listing.first_sentence(kind.__doc__).rstrip("."), kind.parity.value)
+         listing.first_sentence(kind.__doc__).rstrip("."), parity(kind.alters))
         for name, kind in CATALOG.items()
     )  # fmt: skip
     return _table(("strategy", "slot", "what it does", "losses"), rows)

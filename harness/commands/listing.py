@@ -23,7 +23,7 @@ from harness.subjects.names import related
 from harness.suite.file import SuiteError, known_suites, load_suite
 from harness.system import cards
 from strategies import CATALOG
-from strategies.base import BadInput
+from strategies.base import BadInput, parity
 from strategies.recipe import ABSENT, ENDED
 from strategies.strategy import spelled
 from strategies.words import hint, name_of, plain
@@ -74,7 +74,7 @@ def facts_of(name: str) -> dict[str, Any]:
         "what": first_sentence(kind.__doc__),
         "parameters": {f.name: spelled(f.default) for f in fields(kind)},
         "needs": kind.needs,
-        "losses": kind.parity.value,
+        "losses": parity(kind.alters),
         "source": kind.source,
     }
 

@@ -192,7 +192,7 @@ def result_of(
     result = Result(
         status=Status.OK,
         spec=resolved.spec,
-        parity=resolved.recipe.parity.value,
+        parity=resolved.recipe.parity,
         phase="done",
         meter=meter.kind,
         meter_notes=meter.notes,

@@ -50,10 +50,8 @@ def forced(backend: str) -> Any:
 
 
 class ByKernel:
-    """Block runner that restricts torch's attention to one backend.
-
-    It is for models whose attention function cannot be replaced.
-    """
+    """Block runner that restricts torch's attention to one backend, for models whose attention
+    function cannot be replaced."""
 
     def __init__(self, inner: Any, backend: str) -> None:
         self.inner, self.backend = inner, backend
@@ -69,34 +67,26 @@ class ByKernel:
 WRITTEN_OUT = ("naive", "math")
 
 
-def calls_of(trained: TrainingRun, kernel: str, ran: Sequence[Any], phase: str) -> int:
-    """Return the calls of ``kernel`` among the operators of a phase, and demand that no other ran.
-
-    The backward of a written-out kernel consists of plain products, and so does a compiled one.
-    """
-    backward = phase == "backward"
-    calls = {name: sum(ran_by(name, r.name, backward) for r in ran) for name in KERNELS}
+def calls_of(trained: TrainingRun, kernel: str, ran: Sequence[Any]) -> int:
+    """Return the calls of ``kernel`` among the operators of a forward pass, and demand that no
+    other ran. Compiled, a written-out kernel consists of plain products."""
+    calls = {name: sum(ran_by(name, r.name) for r in ran) for name in KERNELS}
     # Score matrices are products with a [queries, keys] operand a head. If a head is as wide as
     # there are keys, q has the same shape, and counts once more per layer.
     shapes = [(call.queries, call.keys, call.width) for call in trained.subject.survey.attention]
     scores = {shape[:2] for shape in shapes}
     square = sum(r.name == "aten::bmm" and tuple(r.shapes[0][1:]) in scores for r in ran)
     square //= 1 + any((queries, width) in scores for queries, _, width in shapes)
-    calls["naive"] = square - calls["math"] * (not backward)
-    plain = kernel in WRITTEN_OUT and (backward or "compiled" in trained.launch.traits)
+    calls["naive"] = square - calls["math"]
+    plain = kernel in WRITTEN_OUT and "compiled" in trained.launch.traits
     allowed = WRITTEN_OUT if plain else (kernel,)
     others = {name: count for name, count in calls.items() if count and name not in allowed}
-    demand(not others, f"{phase} of a training step ran {others}, expected {kernel}")
+    demand(not others, f"forward ran {others}, expected {kernel}")
     return sum(calls[name] for name in allowed)
 
 
-def ran_by(kernel: str, operation: str, backward: bool = False) -> bool:
-    """Return whether an operator is the forward of ``kernel``.
-
-    ``backward`` accepts its backward too, as recomputation runs the forward there.
-    """
-    if backward and operation.startswith("aten::_scaled_dot_product"):
-        operation = operation.removesuffix("_backward")
+def ran_by(kernel: str, operation: str) -> bool:
+    """Return whether an operator is the forward of ``kernel``."""
     if kernel == "flex":
         return operation.startswith("triton_") and "flex_attention" in operation
     if kernel == "math":  # only its softmax handles fully masked rows
@@ -134,44 +124,36 @@ class Attend(Strategy):
         return () if self.kernel in WRITTEN_OUT else (f"attention_{self.kernel}",)
 
     def refuses(self, launch: RunContext) -> str | None:
-        if KERNELS[self.kernel] is None:
-            lack = launch.subject.lacks("attend", "take kernel=math, efficient, flash or cudnn")
-            if lack:
-                return lack
-        return super().refuses(launch)
+        hint = "take kernel=math, efficient, flash or cudnn"
+        lack = KERNELS[self.kernel] is None and launch.subject.lacks("attend", hint)
+        return lack or super().refuses(launch)
 
     def edit_model(self, module: Any, subject: Subject) -> None:
         backend: Any = KERNELS[self.kernel]
         if "attend" not in subject.parts:
             surround(module, subject, lambda inner: ByKernel(inner, backend))
             return
-        chosen = naive if self.kernel == "naive" else forced(backend)
         if self.kernel == "flex":
             import torch
             from torch.nn.attention.flex_attention import flex_attention
 
             chosen = torch.compile(flex_attention)
+        else:
+            chosen = naive if self.kernel == "naive" else forced(backend)
         for attention in subject.attentions(module):
             attention.attend = chosen
 
     def evidence(self, trained: TrainingRun) -> dict[str, Any]:
-        """Return the kernel's calls in each phase of the watched step, or else in one forward."""
-        subject, seen, traits = trained.subject, trained.observed, trained.launch.traits
+        """Return the kernel's calls in the forward of the watched step, or else in one forward."""
+        subject, seen = trained.subject, trained.observed
         own = "attend" in subject.parts
-        depth = len(subject.attentions(trained.module) if own else subject.survey.attention)
-        demand(depth > 0, "the model does not call torch's attention")
+        least = len(subject.attentions(trained.module) if own else subject.survey.attention)
+        demand(least > 0, "the model does not call torch's attention")
         if seen is None or not seen.ran:  # a training run, or compiled blocks
-            ran: dict[str, Sequence[Any]] = {"forward": states.operations(trained)}
-            wanted = {"forward": depth}
+            ran = states.operations(trained)
         else:
-            least = depth * seen.micro_steps
-            reached = min(1, least) if "some_blocks" in traits else least
-            reached = 0 if traits & {"frozen_blocks", "sampling"} else reached
-            wanted = {"forward": least, "backward": reached}
-            ran = {phase: [r for r in seen.ran if r.phase == phase] for phase in wanted}
-        facts = {}
-        for phase, least in wanted.items():
-            count = calls_of(trained, self.kernel, ran[phase], phase)
-            demand(count >= least, f"{self.kernel} ran {count} times in {phase}, expected {least}")
-            facts[f"calls_in_{phase}"] = count
-        return facts
+            ran = [r for r in seen.ran if r.phase == "forward"]
+            least *= seen.micro_steps
+        count = calls_of(trained, self.kernel, ran)
+        demand(count >= least, f"{self.kernel} ran {count} times in forward, expected {least}")
+        return {"calls_in_forward": count}

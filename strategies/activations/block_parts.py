@@ -34,27 +34,11 @@ def prefixes(blocks: int, level: int) -> tuple[list[int], int]:
     return ([blocks - 1] if blocks > 1 else []), 1
 
 
-def block_runs(split: Split, blocks: int) -> int:
-    """Return the number of block runs that one forward and backward begin.
-
-    torch ends a recomputation once it has the tensors that backward needs. Of a part that consists
-    of parts it needs only their inputs, so the last of these is not rerun with it, but on its own.
-    """
-
-    def again(count: int, level: int) -> int:
-        parts, left = split(count, level)
-        rerun = sum(parts) + left if left else sum(parts[:-1])
-        return rerun + sum(again(part, level + 1) for part in parts)
-
-    return blocks + sum(again(part, 1) for part in split(blocks, 0)[0])
-
-
 class Recompute(MeasuredBlocks):
     """Block runner that recomputes parts of the blocks in backward, and counts the runs.
 
     ``chosen``: the recomputed blocks, if not all are. ``products``: the outputs that ``policy``
-    made torch keep in the first forward. ``unreached``: runs of blocks whose part gives outputs
-    that take no gradient.
+    made torch keep in the first forward.
     """
 
     def __init__(
@@ -67,9 +51,8 @@ class Recompute(MeasuredBlocks):
         chosen: Sequence[Any] | None = None,
     ) -> None:
         super().__init__(inner)
-        self.split, self.blocks_run, self.parts_run, self.unreached = split, 0, 0, 0
+        self.split, self.blocks_run, self.parts_run, self.products = split, 0, 0, 0
         self.chosen = None if chosen is None else frozenset(map(id, chosen))
-        self.products = 0
         # Blocks without random numbers need no generator state.
         self.options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": random}
         if policy:
@@ -104,15 +87,9 @@ class Recompute(MeasuredBlocks):
 
     def _parts(self, blocks: Any, sizes: list[int], level: int, given: Any, named: Any) -> Any:
         """Run parts of these sizes, each under a checkpoint, from one output to the next."""
-        import torch
-        from torch.utils._pytree import tree_leaves
-
         for size in sizes:
-            out = self.part(blocks[:size], level, *given, **named)
-            if level == 1 and not torch.compiler.is_compiling():
-                leaves = [leaf for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor)]
-                self.unreached += size * (not any(leaf.requires_grad for leaf in leaves))
-            given, blocks = (out, *given[1:]), blocks[size:]
+            given = (self.part(blocks[:size], level, *given, **named), *given[1:])
+            blocks = blocks[size:]
         return given[0]
 
     def part(self, blocks: Any, level: int, *given: Any, **named: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -37,7 +38,7 @@ class CountingBackend(Attachment):
         # The object that torch.compile itself makes of the two words.
         wrapper: Any = torch._TorchCompileInductorWrapper
         self.backend = lookup_backend(backend) if mode == DEFAULT else wrapper(mode, None, False)
-        self.recordings = None if mode == DEFAULT else Recordings()
+        self.recordings = None if mode == DEFAULT else count_recordings()
         self.graphs = self.calls = 0
         self.steps: list[dict[str, float]] = []
 
@@ -52,60 +53,43 @@ class CountingBackend(Attachment):
         return run
 
     def after_step(self) -> None:
-        """Record the counts."""
         from torch._dynamo.utils import counters, cumulative_time_spent_ns
 
         names = ("entire_frame_compile", "entire_backward_compile")
         seconds = sum(cumulative_time_spent_ns.get(name, 0.0) for name in names) / 1e9
         breaks = sum(counters["graph_break"].values())
         now = {"graphs": self.graphs, "calls": self.calls, "breaks": breaks, "seconds": seconds}
-        self.steps.append(now | (self.recordings.counts() if self.recordings else {}))
+        if self.recordings is not None:
+            now |= {name: self.recordings[name] for name in ("recorded", "replays")}
+            now["skipped"] = counters["inductor"]["cudagraph_skips"]
+        self.steps.append(now)
 
 
 # ---- CUDA graphs ----
 
 
-class Recordings:
-    """Counter of inductor's CUDA graphs: recordings, their replays, and graphs that were skipped.
+def count_recordings() -> Counter[str]:
+    """Count inductor's CUDA graphs from now on: "recorded", and their "replays".
 
     Inductor has a graph for each compiled forward and backward of each block. It warms up in the
     first step, records in the second, and replays from the third on. Source: torch 2.13,
     torch/_inductor/cudagraph_trees.py.
     """
+    from torch._inductor.cudagraph_trees import CUDAGraphNode
 
-    def __init__(self) -> None:
-        from torch._inductor.cudagraph_trees import CUDAGraphNode
+    counts: Counter[str] = Counter()
 
-        self.recorded = self.replays = 0
-        record, replay = CUDAGraphNode._record, CUDAGraphNode.run_graph
+    def counting(name: str, call: Any) -> Any:
+        def counted(node: Any, *given: Any) -> Any:
+            counts[name] += 1
+            return call(node, *given)
 
-        def recording(node: Any, *given: Any) -> Any:
-            self.recorded += 1
-            return record(node, *given)
+        return counted
 
-        def replaying(node: Any) -> None:
-            self.replays += 1
-            replay(node)
-
-        CUDAGraphNode._record = recording
-        CUDAGraphNode.run_graph = replaying
-
-    def counts(self) -> dict[str, int]:
-        """Return the counts since the strategy edited the model."""
-        from torch._dynamo.utils import counters
-
-        skipped = counters["inductor"]["cudagraph_skips"]
-        return {"recorded": self.recorded, "replays": self.replays, "skipped": skipped}
-
-    @staticmethod
-    def begin_step(*_: Any) -> None:
-        """Tell inductor that no tensor of an earlier call of the model is used any more.
-
-        Without this, a block without a backward would end the graphs of the blocks before it.
-        """
-        import torch
-
-        torch.compiler.cudagraph_mark_step_begin()
+    node: Any = CUDAGraphNode
+    node._record = counting("recorded", node._record)
+    node.run_graph = counting("replays", node.run_graph)
+    return counts
 
 
 def check_replays(steps: list[dict[str, float]]) -> dict[str, int]:
@@ -159,16 +143,14 @@ class Compile(Strategy):
     mode: str = DEFAULT
 
     def __post_init__(self) -> None:
-        if self.scope not in ("block", "model"):
-            raise ValueError(f"scope is {self.scope!r}; one of block, model")
-        if self.backend not in BACKENDS:
-            raise ValueError(f"backend is {self.backend!r}; one of {', '.join(BACKENDS)}")
+        values = {"scope": ("block", "model"), "backend": BACKENDS, "mode": MODES}
+        for name, allowed in values.items():
+            if (value := getattr(self, name)) not in allowed:
+                raise ValueError(f"{name} is {value!r}; one of {', '.join(allowed)}")
         if not 0 <= self.budget <= 1:
             raise ValueError(f"budget is {self.budget}; a share from 0 to 1")
         if self.budget < 1 and self.scope == "model":
             raise ValueError(f"budget is {self.budget}; it goes by block: leave scope=model out")
-        if self.mode not in MODES:
-            raise ValueError(f"mode is {self.mode!r}; one of {', '.join(MODES)}")
         if self.records and (self.scope, self.backend) != ("block", "inductor"):
             raise ValueError(
                 f"mode={self.mode} is of inductor's blocks; leave scope and backend out"
@@ -196,7 +178,10 @@ class Compile(Strategy):
         given = {"backend": CountingBackend(self.backend, self.mode), "dynamic": False}
         module.compiled_by = given["backend"]
         if self.records:
-            module.register_forward_pre_hook(Recordings.begin_step)
+            # No tensor of an earlier call of the model is used any more. Otherwise a block without
+            # a backward would end the graphs of the blocks before it.
+            begin = torch.compiler.cudagraph_mark_step_begin
+            module.register_forward_pre_hook(lambda *_: begin())
         if self.scope == "model":
             module.compile(**given)
             return

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from strategies.subject import Subject
@@ -64,26 +64,18 @@ def runner_of(module: Any, kind: type) -> Any:
 # ---- measured blocks ----
 
 
-class Call(NamedTuple):
-    """Call of a runner: the blocks, and number and bytes of its input tensors."""
-
-    blocks: tuple[Any, ...]
-    inputs: int
-    input_bytes: int
-
-
 class MeasuredBlocks:
     """Block runner around another one (``inner``; the innermost is the module's own).
 
     It measures the bytes that autograd saves in the first forward of each block: ``kept_bytes``,
     without weights, each tensor once. Blocks that it is ``passing`` to ``inner`` unchanged are left
-    out. ``calls`` are those of that first forward.
+    out. ``calls`` are those of that first forward: the blocks, and the bytes of their inputs.
     """
 
     def __init__(self, inner: Any) -> None:
         self.inner = inner
         self.kept_bytes = 0
-        self.calls: list[Call] = []
+        self.calls: list[tuple[list[Any], int]] = []
         self.weighing = self.within = self.passing = False
         self._begun: set[int] = set()
         self._seen: dict[int, weakref.ref[Any]] = {}
@@ -100,8 +92,8 @@ class MeasuredBlocks:
             return self.run(blocks, *given, **named)
         self._begun.add(id(blocks[0]))
         leaves = tree_leaves((given, named))
-        sizes = [leaf.nbytes for leaf in leaves if isinstance(leaf, torch.Tensor)]
-        self.calls.append(Call(tuple(blocks), len(sizes), sum(sizes)))
+        size = sum(leaf.nbytes for leaf in leaves if isinstance(leaf, torch.Tensor))
+        self.calls.append(([*blocks], size))
         weigh = torch.compiler.disable(self.weigh)  # a compiled block would trace it
         hooks = torch.autograd.graph.saved_tensors_hooks(weigh, lambda kept: kept)
         self.weighing = True
@@ -113,7 +105,7 @@ class MeasuredBlocks:
     @property
     def blocks(self) -> list[Any]:
         """Blocks that it ran, in the order of their first calls."""
-        return [block for call in self.calls for block in call.blocks]
+        return [block for blocks, _ in self.calls for block in blocks]
 
     def run(self, blocks: Any, *given: Any, **named: Any) -> Any:
         """Run the blocks, with gradients."""

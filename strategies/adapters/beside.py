@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from strategies.base import BadInput, Parity, Slot, demand
+from strategies.base import BadInput, Slot, demand
 from strategies.engine import RunContext, TrainingRun
 from strategies.evidence.states import Frozen, split_facts
 from strategies.strategy import Strategy
@@ -147,8 +147,6 @@ def most_blocks(text: str) -> int:
 
 # ---- strategy ----
 
-REACHES = ("blocks", "model")
-
 
 class Beside(Strategy):
     """Base of strategies that train adapters of peft beside frozen linear layers.
@@ -160,7 +158,6 @@ class Beside(Strategy):
     """
 
     slot: ClassVar[Slot] = Slot.ADAPT
-    parity: ClassVar[Parity] = Parity.BY_DESIGN
     alters: ClassVar[tuple[str, ...]] = ("gradients", "update")
     needs: ClassVar[tuple[str, ...]] = ("peft",)
     silent: ClassVar[str]
@@ -218,6 +215,8 @@ class Beside(Strategy):
         Outside of the blocks ``targets=attention`` goes by the endings of the names of the blocks'
         layers, as peft does. Layers that get no gradient are left out there.
         """
+        from torch import nn
+
         blocks = subject.blocks(module)
         some = [blocks[index] for index in chosen_blocks(self.blocks, len(blocks))]
         inside = {id(part) for block in some for part in block.modules()}
@@ -227,14 +226,14 @@ class Beside(Strategy):
             return within
         words = sorted({_ending(name) for name in subject.attention_linears})
         ends = words if self.targets == "attention" else self.ends
-        idle = set(subject.idle)
-        return within + tuple(
-            name
-            for name in _linears(module)
-            if id(module.get_submodule(name)) not in inside
-            and f"{name}.weight" not in idle
-            and (self.targets == "all" or self._is_named(name, ends))
-        )
+        linears = [
+            name.removesuffix(".base_layer")  # of an adapter
+            for name, part in module.named_modules()
+            if isinstance(part, nn.Linear) and "lora_" not in name and id(part) not in inside
+        ]
+        free = [name for name in linears if f"{name}.weight" not in subject.idle]
+        every = self.targets == "all"
+        return within + tuple(name for name in free if every or self._is_named(name, ends))
 
     def by_block(self, depth: int) -> Sequence[bool]:
         """Return whether each block may have adapters."""
@@ -332,11 +331,3 @@ def _ending(name: str) -> str:
     """Return the last word of a layer's name, with the numbers behind it."""
     match = re.search(r"[^.\d][^.]*(\.\d+)*$", name)
     return match[0] if match else name
-
-
-def _linears(module: Any) -> list[str]:
-    """Return the names of all linear layers, also of those with an adapter or packed weights."""
-    from torch import nn
-
-    named = [(name, part) for name, part in module.named_modules() if "lora_" not in name]
-    return [name.removesuffix(".base_layer") for name, part in named if isinstance(part, nn.Linear)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from strategies.base import Parity, Slot, demand
+from strategies.base import Slot, demand
 from strategies.engine import RunContext, TrainingRun
 from strategies.strategy import Strategy
 from strategies.subject import Subject
@@ -32,7 +32,6 @@ class Cast(Strategy):
 
     name: ClassVar[str] = "cast"
     slot: ClassVar[Slot] = Slot.CAST
-    parity: ClassVar[Parity] = Parity.BY_DESIGN
     alters: ClassVar[tuple[str, ...]] = ("forward",)
     source: ClassVar[str] = (
         "Dettmers et al. 2022, LLM.int8() (arXiv:2208.07339), section 2 (absmax, a scale a row); "

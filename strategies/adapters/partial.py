@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from strategies.base import Parity, Slot, demand
+from strategies.base import Slot, demand
 from strategies.engine import RunContext, TrainingRun
 from strategies.evidence.states import Frozen, split_facts, train_only
 from strategies.strategy import Strategy
@@ -16,7 +16,6 @@ class Partial(Strategy):
     """Base of strategies that train some parameters of the model, by name, and freeze the rest."""
 
     slot: ClassVar[Slot] = Slot.ADAPT
-    parity: ClassVar[Parity] = Parity.BY_DESIGN
     alters: ClassVar[tuple[str, ...]] = ("gradients", "update")
 
     def trained(self, module: Any, subject: Subject) -> set[str]:

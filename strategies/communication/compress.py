@@ -43,11 +43,9 @@ class PowerSgd(wire.Compression):
         return [self.power.error_dict, self.power.q_memory_dict, self.power.p_memory_dict]
 
     def tensors(self) -> Iterable[Any]:
-        """Return the errors, as large as the gradients, and the low-rank matrices."""
         return [tensor for kept in self._kept() for tensor in kept.values()]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return this rank's errors and matrices, by bucket."""
         return {"kept": self._kept()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -60,15 +60,12 @@ class TopKHook(wire.Compression):
         return kept, where
 
     def tensors(self) -> list[Any]:
-        """Return the stored rests, as large as the gradients."""
         return list(self.left.values())
 
     def state_dict(self) -> dict[str, Any]:
-        """Return this rank's stored rests."""
         return {"left": self.left}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore them."""
         device = next(self.trained.module.parameters()).device
         self.left = {place: tensor.to(device) for place, tensor in state["left"].items()}
 

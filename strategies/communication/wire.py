@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, no_type_check
 
-from strategies.base import Attachment, Parity, Slot, demand
+from strategies.base import Attachment, Slot, demand
 from strategies.engine import TrainingRun
 from strategies.strategy import Strategy
 
@@ -72,7 +72,6 @@ class Compression(Attachment):
         trained.model.register_comm_hook(self, counting)
 
     def after_step(self) -> None:
-        """Store the bytes of the step that ended, and reset the counts."""
         self.sent, self.types, self.dense = self.wire.bytes, self.wire.types, self.seen_bytes
         self.wire.bytes, self.wire.types, self.seen_bytes = 0, set(), 0
 
@@ -82,7 +81,6 @@ class OnTheWire(Strategy):
     """Base of strategies that send less than the gradients."""
 
     slot: ClassVar[Slot] = Slot.COMPRESS
-    parity: ClassVar[Parity] = Parity.BY_DESIGN
     alters: ClassVar[tuple[str, ...]] = ("gradients",)
 
     def traits(self) -> frozenset[str]:

@@ -5,12 +5,10 @@ No torch at import. ``teacher`` has the frozen model and the loss, ``files`` its
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from strategies.base import BadInput, Parity, Slot, demand
+from strategies.base import BadInput, Slot, demand
 from strategies.distillation import files
 from strategies.engine import RunContext, TrainingRun
 from strategies.strategy import Strategy
@@ -35,7 +33,6 @@ class Distill(Strategy):
 
     name: ClassVar[str] = "distill"
     slot: ClassVar[Slot] = Slot.LOSS
-    parity: ClassVar[Parity] = Parity.BY_DESIGN
     alters: ClassVar[tuple[str, ...]] = ("forward",)
     source: ClassVar[str] = (
         "Hinton et al. 2015 (arXiv:1503.02531); of diffusion models, hidden states and blocks: "
@@ -90,10 +87,8 @@ class Distill(Strategy):
         if fault := super().refuses(launch):
             return fault
         student = launch.subject
-        lack = student.lacks("sized")
-        if not lack and self.feature:
-            lack = student.lacks("token_blocks", "leave feature out")
-        if lack:
+        lack = student.lacks("token_blocks", "leave feature out") if self.feature else None
+        if lack := student.lacks("sized") or lack:
             return lack
         if student.objective not in PREDICT:
             return (
@@ -125,28 +120,17 @@ class Distill(Strategy):
         trained.supervise = Lesson(teacher, captured, self.weights)
         return teacher
 
-    @contextmanager
-    def observe(self, trained: TrainingRun) -> Iterator[Any]:
-        """Record the gradients of the loss's terms in each micro step."""
-        lesson: Any = trained.supervise
-        if lesson is None:
-            yield None
-            return
-        arrived: list[Any] = []
-        lesson.arrived = arrived
-        try:
-            yield arrived
-        finally:
-            lesson.arrived = None
-
     def evidence(self, trained: TrainingRun) -> dict[str, Any]:
-        from strategies.distillation.teacher import Teacher, shown
+        """Return the teacher's calls and bytes; what ``Lesson`` computes is held by a test."""
+        from strategies.distillation.teacher import Lesson, Teacher
 
         teacher: Any = trained.attached.get(self.name)
+        lesson: Any = trained.supervise
         demand(isinstance(teacher, Teacher), "the run has no teacher")
+        ours = type(lesson) is Lesson and lesson.weights == self.weights
+        demand(ours, f"the loss is not that of the weights {self.weights}")
         calls, steps = teacher.calls, trained.micro_steps
         demand(calls == steps, f"the teacher was called {calls} times in {steps} micro-batches")
         teacher.check(self.store)
         size = sum(p.nbytes for p in teacher.module.parameters())
-        facts, arrived = {"teacher_forwards": calls, "teacher_bytes": size}, self.note(trained)
-        return facts if arrived is None else facts | shown(arrived, self.weights)
+        return {"teacher_forwards": calls, "teacher_bytes": size}

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from strategies import initial
 from strategies.base import Attachment, BadInput, demand
 from strategies.distillation.files import weights
-from strategies.evidence.rules import label
 from strategies.evidence.states import checksum
 from strategies.evidence.watching import in_phase
 from strategies.subject import Subject
@@ -72,23 +71,19 @@ class Teacher(Attachment):
         self.module.to(device).requires_grad_(False).eval()
         blocks = subject.blocks(self.module)
         self.captured = Hidden([blocks[place] for place in pairs])
-        self.module.register_forward_hook(self._count)
         self.sums = self._sums()
-
-    def _count(self, *_: Any) -> None:
-        self.calls += 1
 
     def ask(
         self, x: Tensor, t_B: Tensor, conditions: Mapping[str, Tensor]
     ) -> tuple[Tensor, list[Tensor]]:
         """Return its output for noisy samples, and the hidden states of its ``pairs``, without a
         graph."""
+        self.calls += 1
         off = torch.autocast(x.device.type, enabled=False)
         with torch.no_grad(), off, in_phase("teacher"), self.captured.recording() as states:
             return self.subject.predict(self.module, x, t_B, conditions), states
 
     def weights(self) -> list[Tensor]:
-        """Return its weights and buffers."""
         return [tensor.data for tensor in (*self.module.parameters(), *self.module.buffers())]
 
     tensors = weights
@@ -113,8 +108,8 @@ class Teacher(Attachment):
     def check(self, store: str) -> None:
         """Demand that it is stored as ``store``, takes no gradients, and did not change."""
         parameters = list(self.module.parameters())
-        free = [p for p in parameters if p.requires_grad or p.grad is not None]
-        demand(not free, f"{len(free)} of the teacher's weights take a gradient")
+        free = sum(p.requires_grad or p.grad is not None for p in parameters)
+        demand(not free, f"{free} of the teacher's weights take a gradient")
         demand(bool(self.sums) and self._sums() == self.sums, "the teacher's weights have changed")
         kinds = {p.dtype for p in parameters}
         demand(kinds == {FLOATS[store]}, f"the teacher is stored in {kinds}, expected {store}")
@@ -147,14 +142,11 @@ class Lesson:
 
     The terms are "true", "output" and "feature"; one of weight 0 is not computed. The teacher runs
     before the student, so that its memory is freed before activations are kept for backward.
-    ``arrived`` gets, for each micro step if it is set: term -> the gradient that reached it, which
-    is its weight in the differentiated loss.
     """
 
     teacher: Teacher
     captured: Hidden
     weights: Mapping[str, float]
-    arrived: list[dict[str, float]] | None = None
 
     def __call__(
         self,
@@ -180,38 +172,7 @@ class Lesson:
         if self.weights["feature"]:
             pairs = zip(states, wanted, strict=True)
             terms["feature"] = torch.stack([relative(*pair) for pair in pairs]).mean()
-        if self.arrived is not None:
-            came: dict[str, float] = {}
-            for name, term in terms.items():
-                term.register_hook(lambda g, name=name: came.__setitem__(name, float(g)))
-            self.arrived.append(came)
         return sum(self.weights[name] * term for name, term in terms.items() if self.weights[name])
-
-
-# ---- evidence from a watched step ----
-
-
-def shown(arrived: list[dict[str, float]], weights: Mapping[str, float]) -> dict[str, Any]:
-    """Return the weight of each term in the differentiated loss.
-
-    The gradients equal the weights up to a common factor: accumulation, loss scale.
-
-    Raises:
-        NotInForce: a term is missing, or has another weight.
-    """
-    demand(bool(arrived), "the recorded step computed no loss against a teacher")
-    wanted, found = {name: weight for name, weight in weights.items() if weight}, {}
-    for gradients in arrived:
-        came = {name: value for name, value in gradients.items() if value}
-        missing = sorted(wanted.keys() - came.keys())
-        demand(not missing, f"{', '.join(missing)} is not a term of the loss")
-        scale = sum(came.values()) / sum(wanted.values())
-        found = {name: round(came[name] / scale, 6) for name in wanted}
-        off = max(abs(found[name] - weight) for name, weight in wanted.items())
-        demand(off < 1e-3, f"the weights of the loss terms were {found}, expected {wanted}")
-    facts = {"weights_in_backward": found}
-    # The weight of a single term cannot be separated from the common factor.
-    return label(facts, "weights_in_backward") if len(found) == 1 else facts
 
 
 def ends(depth: int, of: int) -> list[int]:

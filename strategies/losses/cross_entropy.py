@@ -49,42 +49,31 @@ class CrossEntropy(Strategy):
         return super().refuses(launch) or launch.subject.lacks("vocabulary")
 
     def edit_model(self, module: Any, subject: Subject) -> None:
+        subject.vocabulary(module).cross_entropy = self._function()
+
+    def _function(self) -> Any:
         from strategies.losses import functions
 
-        made = functions.chunked(self.chunks) if self.kind == "chunked" else None
-        subject.vocabulary(module).cross_entropy = made or getattr(functions, self.kind)
+        if self.kind == "chunked":
+            return functions.chunked(self.chunks)
+        return getattr(functions, self.kind)
 
     def evidence(self, trained: TrainingRun) -> dict[str, Any]:
         return seen_by_one(trained, lambda: self._shown(trained))
 
     def _shown(self, trained: TrainingRun) -> dict[str, Any]:
-        """Return the vocabulary, and the logits that were in memory at once and recomputed."""
-        from strategies.losses import functions
-
+        """Return the vocabulary, and the most logits that were in memory at once."""
         layer, seen = trained.subject.vocabulary(trained.module), trained.observed
         if layer is None:  # another stage of a pipeline has it
             return {}
+        ours = layer.cross_entropy is self._function()
+        demand(ours, f"another function than kind={self.kind} computes the loss")
+        facts = {"vocabulary": layer.out_features}
         if seen is None or not seen.ran:  # a training run, or compiled blocks
-            return {"vocabulary": layer.out_features}
-        if self.kind == "cut":
-            ours = layer.cross_entropy is functions.cut
-            demand(ours, "another function computes the loss")
-        if self.kind == "fused":
-            fused = any("linear_cross_entropy_batch_chunked" in r.name for r in seen.ran)
-            demand(fused, "torch's fused operation did not run")
+            return facts
         # Only a loss runs this operator; products as wide as the vocabulary may be of any layer.
-        softmax = [r for r in seen.ran if r.name == "aten::_log_softmax"]
-        of_loss = [r for r in softmax if r.shapes[0][-1] == layer.out_features]
-        first = [r.shapes[0][0] for r in of_loss if r.phase != "backward"]
-        again = (len(of_loss) - len(first)) / seen.micro_steps
-        tokens, rows = sum(first) // seen.micro_steps, max(first, default=0)
-        if self.kind in ("fused", "cut"):
-            demand(not of_loss, f"logits of {rows} tokens were in memory at once, expected none")
-            return {"vocabulary": layer.out_features}
-        demand(tokens > 0, "no loss over the vocabulary was computed")
-        most = tokens if self.kind == "full" else -(-tokens // self.chunks)
-        demand(rows == most, f"logits of {rows} tokens were in memory at once, expected {most}")
-        wanted = 0 if self.kind == "full" else -(-tokens // most)
-        demand(again == wanted, f"{again:g} chunks were recomputed, expected {wanted}")
-        size = layer.out_features
-        return {"vocabulary": size, "logit_rows_at_once": rows, "recomputed": again}
+        softmax = [r.shapes[0] for r in seen.ran if r.name == "aten::_log_softmax"]
+        rows = max((shape[0] for shape in softmax if shape[-1] == layer.out_features), default=0)
+        plain = self.kind in ("full", "chunked")
+        demand(bool(rows) == plain, f"logits of {rows} tokens were in memory at once")
+        return {**facts, "logit_rows_at_once": rows} if plain else facts

@@ -6,6 +6,7 @@ returns the sum over the targets that are not ``IGNORED``. Imports torch.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import torch
@@ -26,6 +27,7 @@ def full(x_ND: Tensor, weight_VD: Tensor, bias_V: Tensor, targets_N: Tensor) -> 
     return F.cross_entropy(logits_NV, targets_N, ignore_index=IGNORED, reduction="sum")
 
 
+@functools.cache
 def chunked(chunks: int) -> Function:
     """Return ``full`` over ``chunks`` chunks of tokens in turn, each recomputed in backward."""
 

@@ -32,16 +32,27 @@ def compensated(weight: Any, carried: Any, update: Any) -> tuple[Any, Any]:
 
 
 class ByChance:
-    """Base of optimizers that round weights by chance.
+    """Base of optimizers that round weights by chance, one at a time.
 
     Random numbers depend on the step and the tensor's index: all ranks draw the same, also after a
     resume, or replicas would drift apart.
     """
 
+    param_groups: list[dict[str, Any]]
+
     def __init__(self, *given: Any, **settings: Any) -> None:
         super().__init__(*given, **settings)
         self.generator: Any = None
         self.places: dict[Any, int] = {}
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group, p in [(g, p) for g in self.param_groups for p in g["params"]]:
+            if p.grad is not None:
+                self._step_parameter(p, group)
+
+    def _step_parameter(self, p: Any, group: dict[str, Any]) -> None:
+        raise NotImplementedError
 
     def _draw_anew(self, p: Any, step: int) -> None:
         self.generator = self.generator or torch.Generator(p.device)
@@ -54,15 +65,8 @@ class Bf16AdamW(ByChance, torch.optim.Optimizer):
     def __init__(self, params: Any, **settings: Any) -> None:
         super().__init__(params, settings)
 
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
-        for group in self.param_groups:
-            for p in group["params"]:
-                if p.grad is not None:
-                    self._step_parameter(p, self.state[p], group)
-
-    def _step_parameter(self, p: Any, state: dict[str, Any], group: dict[str, Any]) -> None:
-        kahan = group["kahan"]
+    def _step_parameter(self, p: Any, group: dict[str, Any]) -> None:
+        state, kahan = self.state[p], group["kahan"]
         if not state:
             state["step"] = torch.zeros(())
             names = ("exp_avg", "exp_avg_sq", "carried")
@@ -94,22 +98,13 @@ def _update(p: Any, state: dict[str, Any], group: dict[str, Any]) -> tuple[Any, 
 class Bf16Adafactor(ByChance, torch.optim.Adafactor):
     """torch's Adafactor in float32 over a copy of one weight at a time, as OneTrainer steps."""
 
-    param_groups: list[dict[str, Any]]
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
-        whole = self.param_groups
-        for group, p in [(g, p) for g in whole for p in g["params"]]:
-            if p.grad is not None:
-                self._step_parameter(p, group)
-        self.param_groups = whole
-
     def _step_parameter(self, p: Any, group: dict[str, Any]) -> None:
-        exact = torch.nn.Parameter(p.float())
+        exact, whole = torch.nn.Parameter(p.float()), self.param_groups
         exact.grad = p.grad.float()
         self.state[exact] = self.state.pop(p, {})
         self.param_groups = [{**group, "params": [exact]}]
-        super().step()
+        torch.optim.Adafactor.step(self)
+        self.param_groups = whole
         self.state[p] = self.state.pop(exact)
         self._draw_anew(p, int(self.state[p]["step"]))
         found = exact.detach()

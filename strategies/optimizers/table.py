@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, make_dataclass
 from typing import Any, ClassVar
 
-from strategies.base import Parity, Settings, Slot, demand, load
+from strategies.base import Settings, Slot, demand, load
 from strategies.engine import RunContext, TrainingRun
 from strategies.evidence import states
 from strategies.evidence.readings import bytes_of, stored
@@ -37,6 +37,7 @@ class Entry:
     ``fields``: parameters and their defaults, ``ranges``: parameter -> (test, words of its range).
     ``written``: value of the parameter ``write`` -> another class. ``exact``: it computes AdamW.
     ``block``: elements that share a scale; only tensors of whole blocks have such moments.
+    ``compiled``: it is torchao's, which compiles its step.
     """
 
     kind: str
@@ -50,6 +51,7 @@ class Entry:
     traits: frozenset[str] = frozenset({"own_state"})
     written: Mapping[str, str] = field(default_factory=dict)
     exact: bool = False
+    compiled: bool = False
     block: int = 256
     base: str = "Optimizer"
 
@@ -71,12 +73,28 @@ class Optimizer(Strategy):
         random = getattr(self, "write", "") == "stochastic"
         return self.entry.traits | ({"random_rounding"} if random else set())
 
+    @property
+    def by_torchao(self) -> bool:
+        """Whether its step is torchao's, which is compiled on a GPU."""
+        return self.entry.compiled or getattr(self, "lib", "") == "torchao"
+
+    def requires(self, launch: RunContext) -> tuple[str, ...]:
+        if not self.by_torchao:
+            return self.needs
+        return ("torchao", "inductor") if launch.device == "cuda" else ("torchao",)
+
     def kind(self, launch: RunContext) -> str:
         """Return its class as "module:Class"."""
         return self.entry.written.get(getattr(self, "write", ""), self.entry.kind)
 
+    def given(self, settings: Settings, launch: RunContext) -> dict[str, Any]:
+        """Return the keyword arguments of its class."""
+        return self.entry.given(self, settings)
+
     def make_optimizer(self, params: list[Any], settings: Settings, launch: RunContext) -> Any:
-        return load(self.kind(launch))(params, **self.entry.given(self, settings))
+        if self.by_torchao:
+            return torchao_adam(self.kind(launch), params, settings, launch.device)
+        return load(self.kind(launch))(params, **self.given(settings, launch))
 
     def evidence(self, trained: TrainingRun) -> dict[str, Any]:
         optimizer, wanted = trained.inner_optimizer, self.kind(trained.launch)
@@ -85,44 +103,38 @@ class Optimizer(Strategy):
         names = [(k.__module__.partition(".")[0], k.__name__) for k in type(optimizer).__mro__]
         same = (place.partition(".")[0], kind) in names
         demand(same, f"the optimizer is {'.'.join(names[0])}, expected {wanted}")
-        states.agree(trained, **self.entry.given(self, trained.settings))
+        states.agree(trained, **self.given(trained.settings, trained.launch))
         facts = {"class": type(optimizer).__name__, "steps": states.steps(trained)}
-        if "swapped_weights" not in trained.launch.traits:  # its state is in files
-            facts |= self.moments(trained)
-        return facts
+        if trained.launch.traits & {"swapped_weights", "host_optimizer"}:
+            return facts  # its state is in files, or in the engine's own pieces
+        return facts | self.moments(trained)
 
     def moments(self, trained: TrainingRun) -> dict[str, float]:
         """Return the bytes of moments for each element of large tensors, within their bounds.
 
         Empty if no tensor is large, unless the moments are quantized: then nothing was.
         """
-        large = large_tensors(trained, self.entry.block)
+        block, state = self.entry.block, trained.inner_optimizer.state
+        # Convolutions are left out: their last two dimensions are too small to factor.
+        sizes = {p: trained.engine.part(p).tensor.numel() for p in state if p.ndim <= 2}
+        large = [p for p, size in sizes.items() if size >= LARGE and size % block == 0]
         if not large:
-            text = f"no tensor has {LARGE} elements in whole blocks of {self.entry.block}"
+            text = f"no tensor has {LARGE} elements in whole blocks of {block}"
             demand("rounds_state" not in self.entry.traits, f"no state was quantized: {text}")
             return {}
-        state, elements = trained.inner_optimizer.state, sum(large.values())
+        elements = sum(sizes[p] for p in large)
         found = bytes_of(t for p in large for t in _moments(state[p])) / elements
         sides = sum(sum(p.shape) for p in large) / elements
-        least, most = self.entry.moments(self, next(iter(large)).element_size(), sides)
+        least, most = self.entry.moments(self, large[0].element_size(), sides)
         text = f"{found:.2f} bytes of moments for each element"
         fits = 0.99 * least <= found <= 1.01 * most
         demand(fits, f"{text}, expected {least:.2f} to {most:.2f}")
         return {"moment_bytes_per_element": round(found, 3)}
 
 
-# bitsandbytes and torchao keep tensors below this, or of no whole blocks, in float32.
 LARGE = 4096
-
-
-def large_tensors(trained: TrainingRun, block: int = 256) -> dict[Any, int]:
-    """Return the large weights, or pieces, that the optimizer steps -> their elements on this rank.
-
-    Convolutions are left out: their last two dimensions are too small to factor.
-    """
-    optimizer, engine = trained.inner_optimizer, trained.engine
-    sizes = {p: engine.part(p).tensor.numel() for p in optimizer.state if p.ndim <= 2}
-    return {p: size for p, size in sizes.items() if size >= LARGE and size % block == 0}
+"""Elements below which bitsandbytes and torchao keep moments in float32; so do they for tensors of
+no whole blocks."""
 
 
 def _moments(state: Mapping[str, Any]) -> list[Any]:
@@ -153,33 +165,23 @@ class TorchAdamW(Optimizer):
         host = "host_optimizer" in launch.traits
         return launch.engine.host_adamw if host else self.entry.kind
 
-    def make_optimizer(self, params: list[Any], settings: Settings, launch: RunContext) -> Any:
-        if "host_optimizer" in launch.traits:
-            return load(self.kind(launch))(params, **settings.adam)
-        return super().make_optimizer(params, settings, launch)
+    def given(self, settings: Settings, launch: RunContext) -> dict[str, Any]:
+        host = "host_optimizer" in launch.traits
+        return settings.adam if host else super().given(settings, launch)
 
     def evidence(self, trained: TrainingRun) -> dict[str, Any]:
-        if "host_optimizer" not in trained.launch.traits:
-            return super().evidence(trained) | self.kernel(trained.ops)
-        optimizer, wanted = trained.inner_optimizer, trained.engine.host_adamw.partition(":")[2]
-        kind = type(optimizer).__name__
-        demand(kind == wanted, f"the optimizer is {kind}, expected {wanted}")
-        states.agree(trained, **trained.settings.adam)
-        demand(optimizer.adam_w_mode, "weight decay is not decoupled")
-        return {"class": kind, "steps": states.steps(trained)}
-
-    def kernel(self, ops: set[str]) -> dict[str, str]:
-        """Return the kernel that the operators of a whole step show, whatever the flags are.
-
-        Nothing without a watched step (a compiled one cannot be watched).
-        """
-        if not ops:
-            return {}
-        ran = "fused" if any("_fused_adam" in op for op in ops) else "plain"
-        if ran == "plain" and any("_foreach_addcdiv" in op for op in ops):
-            ran = "foreach"
+        """Return the kernel too that the operators of a whole step show, whatever the flags are."""
+        facts, ops = super().evidence(trained), trained.ops
+        if "host_optimizer" in trained.launch.traits:
+            demand(trained.inner_optimizer.adam_w_mode, "weight decay is not decoupled")
+            return facts
+        if not ops:  # no step was watched, as if it is compiled
+            return facts
+        names = {"fused": "_fused_adam", "foreach": "_foreach_addcdiv"}
+        found = (name for name, op in names.items() if any(op in one for one in ops))
+        ran = next(found, "plain")
         demand(ran == self.impl, f"the step ran the {ran} kernel, expected {self.impl}")
-        return {"kernel": ran}
+        return facts | {"kernel": ran}
 
 
 class HostAdamW(Optimizer):
@@ -187,8 +189,8 @@ class HostAdamW(Optimizer):
 
     def evidence(self, trained: TrainingRun) -> dict[str, Any]:
         optimizer = trained.inner_optimizer
-        large = [s["exp_avg"] for p, s in optimizer.state.items() if p.numel() >= LARGE]
-        places = {m.device.type for m in large}
+        kept = optimizer.state.items()
+        places = {state["exp_avg"].device.type for p, state in kept if p.numel() >= LARGE}
         demand(places == {"cpu"}, f"the moments are on {places}, expected in host memory")
         facts = super().evidence(trained)
         pinned = all(copy.is_pinned() for copy in optimizer.param_d2h_map.values())
@@ -210,16 +212,8 @@ class Bnb(Optimizer):
         if self.lib == "torchao" and self.entry.written.get(self.write):
             raise ValueError(f"lib is 'torchao', and write is {self.write!r}; take lib=bnb")
 
-    def requires(self, launch: RunContext) -> tuple[str, ...]:
-        return self.needs if self.lib == "bnb" else torchao_needs(launch)
-
     def kind(self, launch: RunContext) -> str:
         return super().kind(launch) if self.lib == "bnb" else "torchao.optim:AdamW8bit"
-
-    def make_optimizer(self, params: list[Any], settings: Settings, launch: RunContext) -> Any:
-        if self.lib == "torchao":
-            return torchao_adam(self.kind(launch), params, settings, launch.device)
-        return super().make_optimizer(params, settings, launch)
 
     def evidence(self, trained: TrainingRun) -> dict[str, Any]:
         facts = super().evidence(trained)
@@ -231,21 +225,6 @@ class Bnb(Optimizer):
         text = f"{sum(paged)} of {len(paged)} moments are in paged memory"
         demand(bool(paged) and all(paged), text)
         return facts | {"paged_moments": len(paged)}
-
-
-class Torchao(Optimizer):
-    """AdamW by torchao, whose step is compiled on a GPU."""
-
-    def requires(self, launch: RunContext) -> tuple[str, ...]:
-        return torchao_needs(launch)
-
-    def make_optimizer(self, params: list[Any], settings: Settings, launch: RunContext) -> Any:
-        return torchao_adam(self.kind(launch), params, settings, launch.device)
-
-
-def torchao_needs(launch: RunContext) -> tuple[str, ...]:
-    """Return the machine's requirements: on a GPU also a compiler for its step."""
-    return ("torchao", "inductor") if launch.device == "cuda" else ("torchao",)
 
 
 def torchao_adam(place: str, params: list[Any], settings: Settings, device: str) -> Any:
@@ -289,17 +268,6 @@ class Sgd(Optimizer):
 
     def make_optimizer(self, params: list[Any], settings: Settings, launch: RunContext) -> Any:
         return states.count_steps(super().make_optimizer(params, settings, launch))
-
-
-class Prodigy(Optimizer):
-    """AdamW that estimates its own learning rate."""
-
-    d0: float
-
-    def evidence(self, trained: TrainingRun) -> dict[str, Any]:
-        rate = trained.inner_optimizer.param_groups[0].get("d", 0.0)
-        demand(rate >= self.d0, f"the learning rate is {rate:.3g}, expected {self.d0:g} or more")
-        return super().evidence(trained) | {"learning_rate": float(f"{rate:.3g}")}
 
 
 class Muon(Optimizer):
@@ -401,7 +369,7 @@ TABLE: dict[str, Entry] = {
         moments=lambda part, size, sides: (1.0, 1.2),
         needs=("torchao",),
         traits=ROUNDS,
-        base="Torchao",
+        compiled=True,
     ),
     "adam16bit": Entry(
         kind="strategies.optimizers.torchao_adamw:AdamW16bit",
@@ -415,7 +383,7 @@ TABLE: dict[str, Entry] = {
         needs=("torchao",),
         traits=ROUNDS,
         block=1,
-        base="Torchao",
+        compiled=True,
     ),
     "paged_adam8bit": Entry(
         kind="bitsandbytes.optim:PagedAdamW8bit",
@@ -481,7 +449,6 @@ TABLE: dict[str, Entry] = {
             "d0": (lambda v: v > 0, "above 0, such as 1e-6"),
         },
         traits=frozenset({"own_state", "whole_gradients"}),
-        base="Prodigy",
     ),
     "muon": Entry(
         kind="torch.optim:Muon",
@@ -535,6 +502,6 @@ def optimizer_kind(name: str) -> type[Optimizer]:
     members = {"name": name, "entry": entry, "__doc__": entry.about, "source": entry.source}
     members |= {"needs": entry.needs, "__module__": __name__}
     if not entry.exact:
-        members |= {"parity": Parity.BY_DESIGN, "alters": ("update",)}
+        members["alters"] = ("update",)
     given = [(n, type(value), field(default=value)) for n, value in entry.fields.items()]
     return make_dataclass(name, given, bases=(base,), namespace=members, frozen=True, kw_only=True)

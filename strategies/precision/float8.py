@@ -19,13 +19,17 @@ from strategies.base import demand
 from strategies.engine import TrainingRun
 
 
-def replace(module: nn.Module, names: Sequence[str], part: Any) -> None:
-    """Replace the named linear layers as ``part`` says, a ``strategies.precision.fp8.Fp8``."""
-    chosen = {module.get_submodule(name) for name in names}
+def config(part: Any) -> Float8LinearConfig:
+    """Return the layers' configuration as ``part`` says, a ``strategies.precision.fp8.Fp8``."""
     named = Float8LinearConfig.from_recipe_name(Float8LinearRecipeName(part.scaling))
-    recipe = dataclasses.replace(named, emulate=part.emulate)
+    return dataclasses.replace(named, emulate=part.emulate)
+
+
+def replace(module: nn.Module, names: Sequence[str], part: Any) -> None:
+    """Replace the named linear layers as ``part`` says."""
+    chosen = {module.get_submodule(name) for name in names}
     convert_to_float8_training(
-        module, module_filter_fn=lambda layer, name: layer in chosen, config=recipe
+        module, module_filter_fn=lambda layer, name: layer in chosen, config=config(part)
     )
     if part.gather == "fp8":
         for name in names:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from strategies.base import Parity, Slot, demand
+from strategies.base import Slot, demand
 from strategies.engine import RunContext, TrainingRun
 from strategies.evidence.rules import label
 from strategies.evidence.states import dtypes, products
@@ -67,7 +67,6 @@ class Tf32(Fp32):
     """
 
     name: ClassVar[str] = "tf32"
-    parity: ClassVar[Parity] = Parity.BY_DESIGN
     alters: ClassVar[tuple[str, ...]] = ("rounding",)
     unit: ClassVar[float] = 2**-11
     source: ClassVar[str] = "NVIDIA A100 white paper 2020 (TF32); facebookresearch/DiT train.py"
@@ -87,7 +86,6 @@ class Bf16(Strategy):
 
     name: ClassVar[str] = "bf16"
     slot: ClassVar[Slot] = Slot.PRECISION
-    parity: ClassVar[Parity] = Parity.BY_DESIGN
     alters: ClassVar[tuple[str, ...]] = ("rounding",)
     unit: ClassVar[float] = 2**-8
     source: ClassVar[str] = "Micikevicius et al. 2018 (arXiv:1710.03740); Kalamkar et al. 2019"
@@ -95,6 +93,8 @@ class Bf16(Strategy):
     needs: ClassVar[tuple[str, ...]] = ("bf16",)
 
     half: ClassVar[str] = "bfloat16"
+    own_layers: ClassVar[bool] = False
+    """It replaces layers, and checks their products itself."""
 
     def traits(self) -> frozenset[str]:
         return frozenset({"half_compute"})
@@ -103,31 +103,20 @@ class Bf16(Strategy):
         return {"mixed_precision": "bf16"}
 
     def evidence(self, trained: TrainingRun) -> dict[str, Any]:
-        kept = self.half if "float_master" in trained.launch.traits else "float32"
-        types = typed(trained, self.half, kept, "float32")
-        self._products(trained)
-        return {**types, **products(trained)}
-
-    def _products(self, trained: TrainingRun) -> None:
-        """Check forward and backward of every linear layer of the blocks in the watched step.
-
-        The strategies that replace layers check their own.
-        """
         traits = trained.launch.traits
-        if traits & {"replaced_layers", "quantized_weights"} or not products(trained):
-            return
-        layers = {"forward": len(trained.linears), "backward": len(trained.linears)}
-        if traits & {"frozen_blocks", "sampling"}:
-            del layers["backward"]
-        elif "some_blocks" in traits:  # each trained matrix has a product for its gradient
-            free = [p for p in trained.module.parameters() if p.requires_grad and p.ndim > 1]
-            layers["backward"] = len(free)
-        for phase, number in layers.items():
-            ran, least = trained.observed.products(phase), number * trained.observed.micro_steps
-            text = f"{ran[self.half]} matrix products of {phase} ran in {self.half}, not {least}"
-            demand(ran[self.half] >= least, f"{text}: {dict(ran)}")
+        kept = self.half if "float_master" in traits else "float32"
+        facts: dict[str, Any] = {**typed(trained, self.half, kept, "float32"), **products(trained)}
+        others = self.own_layers or traits & {"replaced_layers", "quantized_weights"}
+        if "products" in facts and not others:
+            least = len(trained.linears) * trained.observed.micro_steps
+            ran = facts["products"].get(self.half, 0)
+            text = f"{ran} matrix products ran in {self.half}, not {least}: {facts['products']}"
+            demand(ran >= least * (1 + (not traits & ONE_WAY)), text)
+        return facts
 
 
+ONE_WAY = frozenset({"frozen_blocks", "some_blocks", "sampling"})
+"""Traits under which backward has no product for some of the blocks' layers."""
 UNSCALED = "_amp_foreach_non_finite_check_and_unscale_"
 """torch's operator that divides gradients by the loss scale."""
 
@@ -189,7 +178,6 @@ class Fp16Pure(Strategy):
 
     name: ClassVar[str] = "fp16_pure"
     slot: ClassVar[Slot] = Slot.PRECISION
-    parity: ClassVar[Parity] = Parity.BY_DESIGN
     alters: ClassVar[tuple[str, ...]] = ("rounding",)
     unit: ClassVar[float] = 2**-11
     source: ClassVar[str] = "IEEE 754 half precision; torch_dtype=float16 of diffusers' pipelines"

@@ -7,6 +7,7 @@ Imports torch and torchao.
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
@@ -22,13 +23,10 @@ from torchao.quantization.quantize_.common import KernelPreference
 from torchao.quantization.quantize_.workflows import QuantizeTensorToFloat8Kwargs
 
 from strategies import initial
-from strategies.engine import TrainingRun
-from strategies.evidence.readings import bytes_of, scales, stored
+from strategies.evidence.readings import scales, stored
 from strategies.subject import Subject
 
 TORCH = KernelPreference.TORCH
-
-
 KINDS = {"int8": Int8WeightOnlyConfig, "float8": Float8WeightOnlyConfig}
 DYNAMIC = "float8 of both operands"
 """Kind besides ``KINDS``: a layer's input is rounded to float8 too."""
@@ -78,22 +76,12 @@ def linears(module: nn.Module, subject: Subject) -> list[str]:
     return [name for name, part in named if isinstance(part, nn.Linear) and id(part) in inside]
 
 
-def wanted(trained: TrainingRun) -> list[str]:
-    """Return the same names for the unedited model of the subject."""
-    with torch.device("meta"):
-        plain = trained.subject.make()
-    return linears(plain, trained.subject)
-
-
-def held_bytes(layers: list[nn.Module], dtype: str = "") -> int:
-    """Return the bytes of all storages that these layers keep alive, without biases.
-
-    Parameters, buffers and attached tensors (a library's scales) count; only those of torch's type
-    ``dtype``, if it is given.
-    """
-    wanted, held = getattr(torch, dtype) if dtype else None, []
+def held(layers: Iterable[nn.Module]) -> list[Tensor]:
+    """Return all plain tensors that these layers keep alive, without biases: parameters, buffers
+    and attached tensors (a library's scales)."""
+    found: list[Tensor] = []
     for part in (part for layer in layers for part in layer.modules()):
         own = [*part._parameters.items(), *part._buffers.items(), *vars(part).items()]
         for tensor in (v for k, v in own if isinstance(v, Tensor) and k != "bias"):
-            held += [*stored(tensor), *scales(tensor)]
-    return bytes_of(t for t in held if wanted in (None, t.dtype))
+            found += [*stored(tensor), *scales(tensor)]
+    return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from strategies.base import Parity, Slot, demand
+from strategies.base import Slot, demand
 from strategies.engine import RunContext, TrainingRun
 from strategies.evidence import states
 from strategies.strategy import Strategy
@@ -22,7 +22,6 @@ class Stored(Strategy):
     """
 
     slot: ClassVar[Slot] = Slot.STORE
-    parity: ClassVar[Parity] = Parity.BY_DESIGN
     alters: ClassVar[tuple[str, ...]] = ("forward",)
     workloads: ClassVar[tuple[str, ...]] = (SAMPLE,)
     codes: ClassVar[str] = "uint8"
@@ -45,19 +44,23 @@ class Stored(Strategy):
 
     def evidence(self, trained: TrainingRun) -> dict[str, Any]:
         """Return the bits that the layers hold for a weight: of the codes' type, and of others."""
+        from strategies.evidence.readings import bytes_of
         from strategies.sampling import eight_bits
 
-        found = [trained.module.get_submodule(name) for name in eight_bits.wanted(trained)]
+        parts = (part for block in trained.blocks() for part in block.modules())
+        found = [part for part in parts if hasattr(part, "in_features")]
         elements = sum(layer.out_features * layer.in_features for layer in found)
-        held, of_codes = (eight_bits.held_bytes(found, kind) for kind in ("", self.codes))
+        held = eight_bits.held(found)
+        size, kind = bytes_of(held), f"torch.{self.codes}"
+        of_codes = bytes_of(t for t in held if str(t.dtype) == kind)
         least = elements * self.bits_each // 8
         text = f"{of_codes} bytes of {self.codes} hold {elements} weights, expected {least}"
         demand(least <= of_codes <= 1.1 * least + 8 * len(found), f"{text} to a tenth more")
         # Scales and palettes, but no floats that stayed.
-        text = f"{held - of_codes} bytes are beside the codes, as many as the floats had"
+        text = f"{size - of_codes} bytes are beside the codes, as many as the floats had"
         floats = elements * trained.subject.dtype(trained.module).itemsize
-        demand(held - of_codes < floats, text)
-        bits = round(8 * held / elements, 3)
+        demand(size - of_codes < floats, text)
+        bits = round(8 * size / elements, 3)
         return {"layers": len(found), "elements": elements, "bits_per_weight": bits}
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from strategies.base import Attachment, Parity, Slot, demand
+from strategies.base import Attachment, Slot, demand
 from strategies.engine import RunContext, TrainingRun
 from strategies.strategy import Strategy
 from strategies.subject import Subject
@@ -45,7 +45,6 @@ class Masks(Attachment):
         return [mask for _, mask in self.pruned]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the masks, which were computed from the first weights."""
         return {"masks": self.tensors()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -59,7 +58,6 @@ class ByMagnitude(Strategy):
     """Base of both: removes the ``fraction`` of the smallest."""
 
     slot: ClassVar[Slot] = Slot.SPARSIFY
-    parity: ClassVar[Parity] = Parity.BY_DESIGN
     alters: ClassVar[tuple[str, ...]] = ("forward",)
     reads_weights: ClassVar[bool] = True
 
@@ -104,14 +102,13 @@ class Prune(ByMagnitude):
     def evidence(self, trained: TrainingRun) -> dict[str, Any]:
         masks: Any = trained.attached.get(self.name)
         demand(isinstance(masks, Masks) and bool(masks.pruned), "there are no masks")
-        pruned = total = wrong = 0
         whole = trained.engine.whole(trained, [p for p, _ in masks.pruned])  # all ranks call it
-        for p, mask in zip(whole, masks.tensors(), strict=True):
-            wrong += int((p.detach()[~mask] != 0).sum())
-            pruned, total = pruned + int((~mask).sum()), total + mask.numel()
-        share = pruned / total
-        text = f"a share of {share:.3f} of the weights is masked, expected {self.fraction}"
-        demand(abs(share - self.fraction) < 0.01, text)
+        pairs = [*zip(whole, masks.tensors(), strict=True)]
+        wrong = sum(int((p.detach()[~mask] != 0).sum()) for p, mask in pairs)
+        pruned = sum(int((~mask).sum()) for _, mask in pairs)
+        total = sum(mask.numel() for _, mask in pairs)
+        text = f"{pruned} of {total} weights are masked, expected a share of {self.fraction}"
+        demand(abs(pruned / total - self.fraction) < 0.01, text)
         demand(wrong == 0, f"{wrong} of {pruned} pruned weights are not zero")
         return {"pruned": pruned, "of": total}
 
@@ -179,21 +176,16 @@ class PruneStructured(ByMagnitude):
 
     def edit_model(self, module: Any, subject: Subject) -> None:
         for block in subject.blocks(module):
-            # The sizes before pruning, for the evidence.
-            block.had = (block.attn.num_heads, block.mlp.fc1.out_features)
             prune_heads(block.attn, self._kept(block.attn.num_heads))
             prune_channels(block.mlp, self._kept(block.mlp.fc1.out_features))
 
     def evidence(self, trained: TrainingRun) -> dict[str, Any]:
-        """Return the heads and channels of a block, by the rows of its weights as well."""
-        part = trained.engine.part
+        """Return the heads and channels of a block, by the rows of its weights."""
+        sizes, width = trained.subject.dimensions, trained.subject.dimensions.width
         for block in trained.blocks():
-            heads, channels = getattr(block, "had", (0, 0))
-            demand(heads > 0, "no block was pruned")
-            shape = (block.attn.num_heads, block.mlp.fc1.out_features)
-            wanted = (self._kept(heads), self._kept(channels))
-            demand(shape == wanted, f"a block has {shape} heads and channels, expected {wanted}")
-            sizes = (3 * wanted[0] * (trained.subject.dimensions.width // heads), wanted[1])
-            rows = tuple(part(w.weight).shape[0] for w in (block.attn.qkv, block.mlp.fc1))
-            demand(rows == sizes, f"the weights have {rows} rows, expected {sizes}")
-        return {"heads": shape[0], "channels": shape[1]}
+            layers = (block.attn.qkv, block.mlp.fc1)
+            rows = [trained.engine.part(layer.weight).shape[0] for layer in layers]
+            heads, channels = self._kept(sizes.heads), self._kept(sizes.inner)
+            wanted = [3 * heads * width // sizes.heads, channels]
+            demand(rows == wanted, f"the weights have {rows} rows, expected {wanted}")
+        return {"heads": heads, "channels": channels}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from strategies.base import Parity, Slot, demand
+from strategies.base import Slot, demand
 from strategies.engine import TrainingRun
 from strategies.strategy import Strategy
 from strategies.subject import Subject
@@ -35,7 +35,6 @@ class Sparse24(Strategy):
 
     name: ClassVar[str] = "sparse24"
     slot: ClassVar[Slot] = Slot.SPARSIFY
-    parity: ClassVar[Parity] = Parity.BY_DESIGN
     alters: ClassVar[tuple[str, ...]] = ("forward",)
     source: ClassVar[str] = "Mishra et al. 2021 (arXiv:2104.08378); torchao.sparsity.training"
     needs: ClassVar[tuple[str, ...]] = ("torchao", "sparse24")

@@ -4,7 +4,7 @@ accumulation (accumulate)."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 from strategies.base import Slot, demand
 from strategies.engine import RunContext, TrainingRun
@@ -32,44 +32,9 @@ class Caller:
     def _autograd_grad(self, loss: Any) -> None:
         import torch
 
-        for p, gradient in zip(
-            self.parameters, torch.autograd.grad(loss, self.parameters), strict=True
-        ):
+        gradients = torch.autograd.grad(loss, self.parameters)
+        for p, gradient in zip(self.parameters, gradients, strict=True):
             p.grad = gradient if p.grad is None else p.grad + gradient
-
-
-class BackwardEffect(NamedTuple):
-    """Effect of one backward.
-
-    ``gradients``: number that parameters hold after it. ``accumulated``: those that autograd itself
-    accumulated. ``graph_kept``: the graph can be used again.
-    """
-
-    gradients: int
-    accumulated: int
-    graph_kept: bool
-
-
-def effect_of_a_backward(trained: TrainingRun) -> BackwardEffect:
-    """Run one more backward as the loop does, and return its effect."""
-    import torch
-
-    weights = [p for p in trained.module.parameters() if p.requires_grad]
-    arrived: list[Any] = []
-    hooks = [p.register_post_accumulate_grad_hook(arrived.append) for p in weights]
-    loss = states.loss_once(trained)
-    try:
-        trained.accelerator.backward(loss)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    gradients = sum(p.grad is not None for p in weights)
-    trained.optimizer.zero_grad()
-    try:
-        torch.autograd.grad(loss, weights[-1])
-    except RuntimeError:  # its saved tensors were freed
-        return BackwardEffect(gradients, len(arrived), graph_kept=False)
-    return BackwardEffect(gradients, len(arrived), graph_kept=True)
 
 
 CALLS = ("retain_graph", "autograd_grad")
@@ -100,25 +65,27 @@ class Backward(Strategy):
         accelerator.backward = Caller(accelerator, parameters, self.call)
 
     def evidence(self, trained: TrainingRun) -> dict[str, Any]:
-        caller = trained.accelerator.backward
+        """Return the calls, and the effect of one more: gradients, and if it kept the graph."""
+        import torch
+
+        caller, steps = trained.accelerator.backward, trained.micro_steps
         demand(isinstance(caller, Caller), "accelerate's own backward is called, not the recipe's")
         calls = caller.calls
-        demand(
-            calls == trained.micro_steps,
-            f"backward was called {calls} times, expected {trained.micro_steps}",
-        )
-        effect = effect_of_a_backward(trained)
+        demand(calls == steps, f"backward was called {calls} times, expected {steps}")
         weights = [p for p in trained.module.parameters() if p.requires_grad]
-        found = f"backward made {effect.gradients} gradients for {len(weights)} weights"
-        demand(effect.gradients == len(weights), found)
-        if self.call == "retain_graph":
-            demand(effect.graph_kept, "the graph was freed by backward")
-        else:
-            demand(
-                not effect.accumulated,
-                f"autograd accumulated {effect.accumulated} gradients, expected none",
-            )
-        return {"calls": calls, **effect._asdict()}
+        loss = states.loss_once(trained)
+        caller(loss)
+        gradients = sum(p.grad is not None for p in weights)
+        trained.optimizer.zero_grad()
+        kept = True
+        try:
+            torch.autograd.grad(loss, weights[-1])
+        except RuntimeError:  # its saved tensors were freed
+            kept = False
+        found = f"backward made {gradients} gradients for {len(weights)} weights"
+        demand(gradients == len(weights), found)
+        demand(kept or self.call != "retain_graph", "the graph was freed by backward")
+        return {"calls": calls, "gradients": gradients, "graph_kept": kept}
 
 
 # ---- gradient accumulation ----
@@ -145,22 +112,13 @@ class Accumulate(Strategy):
 
     def evidence(self, trained: TrainingRun) -> dict[str, Any]:
         known = trained.accelerator.gradient_state.num_steps
-        demand(
-            known == self.steps,
-            f"accelerate accumulates {known} micro-batches, expected {self.steps}",
-        )
-        engine_steps = trained.engine.report(trained).accumulation
-        if engine_steps is not None:
-            demand(
-                engine_steps == self.steps,
-                f"the engine accumulates {engine_steps} micro-batches, expected {self.steps}",
-            )
+        engine = trained.engine.report(trained).accumulation
+        text = f"accelerate and the engine accumulate {known} and {engine} micro-batches"
+        demand({known, engine or known} == {self.steps}, f"{text}, expected {self.steps}")
         # The loop counts micro-batches, the optimizer's state counts its steps.
         taken: Any = states.counted(trained)
         demand(taken is not None, "the optimizer has no state: it never stepped")
         ratio = trained.micro_steps / (taken - trained.resumed_steps)
-        demand(
-            ratio == self.steps,
-            f"{ratio} micro-batches ran in each optimizer step, expected {self.steps}",
-        )
+        text = f"{ratio} micro-batches ran in each optimizer step, expected {self.steps}"
+        demand(ratio == self.steps, text)
         return label({"steps": known, "micro_steps_per_optimizer_step": ratio}, "steps")

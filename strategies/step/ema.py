@@ -42,15 +42,14 @@ class Staging:
         Each piece is valid until the next is requested.
         """
         pieces = tensor.flatten().split(self.elements)
-        coming: Any = self.begin(0, pieces[0])
+        waits = [self._begin(0, pieces[0])]
         for index, piece in enumerate(pieces):
-            wait, coming = coming, None
             if index + 1 < len(pieces):
-                coming = self.begin(index + 1, pieces[index + 1])
-            wait()
+                waits.append(self._begin(index + 1, pieces[index + 1]))
+            waits.pop(0)()
             yield self.buffers[index % 2][: piece.numel()]
 
-    def begin(self, index: int, piece: Any) -> Callable[[], None]:
+    def _begin(self, index: int, piece: Any) -> Callable[[], None]:
         """Begin to copy a piece into its buffer; call the result to wait for the copy."""
         import torch
 
@@ -82,49 +81,37 @@ class Average(Attachment):
     """
 
     def __init__(self, trained: TrainingRun, decay: float, place: str) -> None:
-        self.trained, self.decay = trained, decay
+        self.trained, self.decay, self.updates = trained, decay, 0
         device = trained.accelerator.device if place == "device" else "cpu"
         self.on_host = place != "device"
         self.swapped = "swapped_weights" in trained.launch.traits
         self.shards: list[Any] = []
         self.staging: Staging | None = None
-        for _, master in self._masters():
+        for _, master in trained.engine.shards(trained):
             self.shards.append(master.detach().float().clone().to(device))
             self._stage(master)
         self.start = self.followed(self.shards[0])
-        self.updates = 0
-
-    def _masters(self) -> Iterator[tuple[int, Any]]:
-        return self.trained.engine.shards(self.trained)
 
     def followed(self, shard: Any) -> Any:
         """Return a few elements of a shard, spread over it, in float64."""
         flat = shard.detach().flatten()
         return flat[:: max(1, len(flat) // WITNESS)][:WITNESS].double()
 
-    def current(self) -> Any:
-        """Return the same elements of the weights."""
-        seen = [self.followed(master) for index, master in self._masters() if index == 0]
-        return seen[0]
-
     def after_step(self) -> None:
         """Compute average += (1 - decay) * (weights - average)."""
         import torch
 
-        weight = 1 - self.decay
+        weight, here, there = 1 - self.decay, [], []
         with torch.no_grad():
-            here, there = [], []
-            for index, master in self._masters():
-                alike = (master.device, master.dtype) == (self.shards[index].device, torch.float32)
-                if alike and master.numel():
-                    here.append(self.shards[index])
-                    there.append(master.detach())
-                    if not self.swapped:
-                        continue
-                    # A swapped shard is only in memory until the next one is read.
-                    here.pop().lerp_(there.pop(), weight)
-                else:
-                    self._follow(self.shards[index], master.detach(), weight)
+            for index, master in self.trained.engine.shards(self.trained):
+                mine, theirs = self.shards[index], master.detach()
+                if (theirs.device, theirs.dtype) != (mine.device, torch.float32):
+                    self._follow(mine, theirs, weight)
+                elif self.swapped:  # the master is only in memory until the next one is read
+                    mine.lerp_(theirs, weight)
+                elif theirs.numel():
+                    here.append(mine)
+                    there.append(theirs)
             if here:
                 torch._foreach_lerp_(here, there, weight)
         self.updates += 1
@@ -149,23 +136,18 @@ class Average(Attachment):
             mine.lerp_(piece.to(mine), weight)
 
     def tensors(self) -> Iterable[Any]:
-        """Return the averaged shards, and the buffers for reading a GPU's."""
         return [*self.shards, *(self.staging.buffers if self.staging else ())]
 
     def averages(self) -> list[Any]:
-        """Return the averaged shards."""
         return self.shards
 
     def hosted(self) -> Iterable[Any]:
-        """Return all tensors, if the average was put into host memory."""
         return self.tensors() if self.on_host else ()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return this rank's shards."""
         return {"shards": self.shards, "updates": self.updates}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore shards saved by the same rank of as many."""
         for mine, saved in zip(self.shards, state["shards"], strict=True):
             mine.copy_(saved)
         self.updates = state["updates"]
@@ -245,34 +227,26 @@ class Ema(Strategy):
             demand(average is None, "there is an average, expected none")
             return {"bytes": 0}
         demand(isinstance(average, Average), "there is no average")
-        steps = trained.optimizer_steps
-        demand(
-            average.updates == steps,
-            f"the average was updated {average.updates} times in {steps} steps",
-        )
-        decay = trained.settings.ema_decay
-        demand(average.decay == decay, f"the average's decay is {average.decay}, expected {decay}")
-        kept = average.followed(average.shards[0])
-        weights, start = average.current().to(kept.device), average.start.to(kept.device)
+        found = (average.updates, average.decay)
+        wanted = (trained.optimizer_steps, trained.settings.ema_decay)
+        demand(found == wanted, f"updates and decay of the average are {found}, expected {wanted}")
+        self._moved(trained, average)
+        devices = {s.device.type for s in average.shards}
+        place = "cpu" if self.place == "cpu" else trained.accelerator.device.type
+        demand(devices == {place}, f"the average is on {devices}, expected {place}")
+        size = sum(s.numel() * s.element_size() for s in average.shards)
+        facts = {"device": place, "bytes": size, "updates": average.updates}
+        # If training is in host memory, the placement is the same for every setting.
+        return label(facts, "device") if trained.launch.device == "cpu" else facts
+
+    def _moved(self, trained: TrainingRun, average: Average) -> None:
+        """Demand that the average has followed the weights, and is not the weights."""
+        shards = trained.engine.shards(trained)
+        (weights,) = [average.followed(p).cpu() for index, p in shards if index == 0]
+        kept, start = average.followed(average.shards[0]).cpu(), average.start.cpu()
         # A float32 average stands still under steps below an ulp of it.
-        step = (weights - start).abs() * (1 - decay)
+        step = (weights - start).abs() * (1 - average.decay)
         far = bool((step > 2**-22 * kept.abs()).any())
         demand(not (far and kept.equal(start)), "the average has not changed with the weights")
         moved = not weights.equal(start)
         demand(not (moved and weights.equal(kept)), "the average equals the weights")
-        devices = {s.device.type for s in average.shards}
-        wanted = "cpu" if self.place == "cpu" else trained.accelerator.device.type
-        demand(devices == {wanted}, f"the average is on {devices}, expected {wanted}")
-        parts = (trained.engine.part(p).tensor for p in trained.module.parameters())
-        weights = {_address(p) for p in parts} - {0}
-        own = {_address(shard) for shard in average.shards}
-        demand(not own & weights, "the average shares memory with the weights")
-        size = sum(s.numel() * s.element_size() for s in average.shards)
-        facts = {"device": devices.pop(), "bytes": size, "updates": average.updates}
-        # If training is in host memory, the placement is the same for every setting.
-        one_memory = trained.accelerator.device.type == "cpu"
-        return label(facts, "device") if one_memory else facts
-
-
-def _address(tensor: Any) -> int:
-    return tensor.untyped_storage().data_ptr()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -9,8 +10,6 @@ from typing import Any, ClassVar
 from strategies.base import Attachment, Slot, demand
 from strategies.engine import TrainingRun
 from strategies.strategy import Strategy
-
-# ---- steps in backward ----
 
 
 class InBackward(Attachment):
@@ -23,46 +22,29 @@ class InBackward(Attachment):
     """
 
     def __init__(self, trained: TrainingRun) -> None:
-        self.trained = trained
-        self.optimizer = trained.inner_optimizer
-        self.live_bytes = self.most_bytes = 0
+        self.trained, self.optimizer = trained, trained.inner_optimizer
+        self.live: weakref.WeakSet[Any] = weakref.WeakSet()
         self.norms: list[Any] = []
-        self.watched: list[Any] = []
-        self.updates = 0
+        self.updates = self.most_bytes = 0
         for group in self.optimizer.param_groups:
             for p in group["params"]:
-                p.register_post_accumulate_grad_hook(self._stepper(group))
+                p.register_post_accumulate_grad_hook(functools.partial(self._step, group))
         trained.gradient_norm = self.gradient_norm
 
-    def _stepper(self, group: dict[str, Any]) -> Any:
-        def step(p: Any) -> None:
-            mine = self.trained.engine.part(p.grad).tensor
-            self._follow(mine.untyped_storage())
-            self.norms.append(mine.norm())
-            del mine
-            whole = self.optimizer.param_groups
-            self.optimizer.param_groups = [{**group, "params": [p]}]
-            try:
-                self.optimizer.step()
-            finally:
-                self.optimizer.param_groups = whole
-            p.grad = None
-            self.updates += 1
-
-        return step
-
-    def _follow(self, storage: Any) -> None:
-        self.watched = [w for w in self.watched if w() is not None]
-        if any(w() is storage for w in self.watched):
-            return
-        size = storage.nbytes()
-
-        def freed(_: Any) -> None:
-            self.live_bytes -= size
-
-        self.live_bytes += size
-        self.most_bytes = max(self.most_bytes, self.live_bytes)
-        self.watched.append(weakref.ref(storage, freed))
+    def _step(self, group: dict[str, Any], p: Any) -> None:
+        mine = self.trained.engine.part(p.grad).tensor
+        self.live.add(mine.untyped_storage())
+        self.most_bytes = max(self.most_bytes, sum(s.nbytes() for s in self.live))
+        self.norms.append(mine.norm())
+        del mine
+        whole = self.optimizer.param_groups
+        self.optimizer.param_groups = [{**group, "params": [p]}]
+        try:
+            self.optimizer.step()
+        finally:
+            self.optimizer.param_groups = whole
+        p.grad = None
+        self.updates += 1
 
     def gradient_norm(self) -> Any:
         """Return the global gradient norm of the last backward, from the norm of each before it was
@@ -76,7 +58,6 @@ class InBackward(Attachment):
         return self.trained.accelerator.reduce(squares, reduction="sum").sqrt()
 
     def after_step(self) -> None:
-        """Clear the norms of this step."""
         self.norms = []
 
 
@@ -104,20 +85,15 @@ class OptimizerInBackward(Strategy):
     def evidence(self, trained: TrainingRun) -> dict[str, Any]:
         stepper: Any = trained.attached.get(self.name)
         demand(isinstance(stepper, InBackward), "the optimizer does not step in backward")
+        optimized = trained.optimized()
+        wanted = len(optimized) * (trained.optimizer_steps - trained.resumed_steps)
+        text = f"{stepper.updates} parameters were stepped in backward, expected {wanted}"
+        demand(stepper.updates == wanted, text)
         found = trained.engine.report(trained).gradient_bucket_bytes
-        sizes = sorted([w.nbytes for w in trained.optimized()] if found is None else found)
-        updates = len(trained.optimized()) * (trained.optimizer_steps - trained.resumed_steps)
-        demand(
-            stepper.updates == updates,
-            f"{stepper.updates} parameters were stepped in backward, expected {updates}",
-        )
-        left = [p for p in trained.optimized() if p.grad is not None]
-        demand(not left, f"{len(left)} gradients were alive after backward, expected none")
+        sizes = sorted([w.nbytes for w in optimized] if found is None else found)
         # The current one, and the one before it, which autograd releases a moment later; torch's
         # FSDP2 has released a block's before it reduces the next.
-        bound = sum(sizes[-1 if "dtensor_weights" in trained.launch.traits else -2 :])
-        demand(
-            stepper.most_bytes <= bound,
-            f"{stepper.most_bytes} bytes of gradients were alive at once, expected at most {bound}",
-        )
+        most = sum(sizes[-1 if "dtensor_weights" in trained.launch.traits else -2 :])
+        text = f"{stepper.most_bytes} bytes of gradients were alive at once"
+        demand(stepper.most_bytes <= most, f"{text}, expected at most {most}")
         return {"most_gradient_bytes": stepper.most_bytes, "all_gradient_bytes": sum(sizes)}

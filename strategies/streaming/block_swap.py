@@ -3,8 +3,9 @@ work."""
 
 from __future__ import annotations
 
+from collections import Counter
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from strategies.base import Attachment, Slot, demand
@@ -21,6 +22,18 @@ def spread(count: int, depth: int) -> list[int]:
     """Return ``count`` of ``depth`` block indices, evenly spaced to leave time for a copy between
     two."""
     return [(2 * i + 1) * depth // (2 * count) for i in range(count)]
+
+
+def streamable(block: Any, module: Any, subject: Subject) -> list[tuple[Any, str, Any]]:
+    """Return owner, name and parameter of a block's weights that can be streamed.
+
+    Modules that code outside of their block calls are left out, with those within: an adapter has
+    the layer that it replaces within.
+    """
+    stay = {part for name in subject.lent for part in module.get_submodule(name).modules()}
+    owners = [owner for owner in block.modules() if owner not in stay]
+    found = [(owner, *pair) for owner in owners for pair in owner._parameters.items()]
+    return [one for one in found if one[2] is not None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,17 +80,33 @@ class BlockSwap(Strategy):
         return [*map(spread(self.blocks, depth).count, range(depth))]
 
     def edit_model(self, module: Any, subject: Subject) -> None:
-        from strategies.streaming.evidence import lent, stay_on_host
+        """Draw the weights of the chosen blocks that have no value yet in host memory."""
+        from torch import nn
 
-        for block in self._chosen(module, subject).values():
-            stay_on_host(block, lent(module, subject))
+        from strategies import initial
+
+        def as_it_is(values: Any) -> Any:
+            return nn.Parameter(values, requires_grad=values.is_floating_point())
+
+        blocks = self._chosen(module, subject).values()
+        for _, _, p in (one for block in blocks for one in streamable(block, module, subject)):
+            waits = initial.pending(p)
+            if waits is not None and waits.keep is None:
+                p.pending = replace(waits, keep=as_it_is)
 
     def configure(self, accelerator: Any, module: Any, launch: RunContext) -> None:
-        from strategies.streaming.evidence import lent, take_out
-
-        blocks = self._chosen(module, launch.subject).values()
-        stay = lent(module, launch.subject)
-        take_out(module, blocks, frozen="frozen_weights" in launch.traits, stay=stay)
+        """Remove the weights from the model, so that no call moves them to the device; they wait
+        as ``swapped`` of their block. Weights that several layers share stay."""
+        frozen = "frozen_weights" in launch.traits
+        users = Counter(id(p) for m in module.modules() for p in m._parameters.values())
+        for block in self._chosen(module, launch.subject).values():
+            block.swapped = [
+                one
+                for one in streamable(block, module, launch.subject)
+                if users[id(one[2])] == 1 and not (frozen and one[2].requires_grad)
+            ]
+            for owner, name, _ in block.swapped:
+                owner._parameters[name] = None
 
     def _chosen(self, module: Any, subject: Subject) -> dict[int, Any]:
         blocks = subject.blocks(module)
@@ -99,10 +128,9 @@ class BlockSwap(Strategy):
         return streamer.watched() if streamer else nullcontext()
 
     def evidence(self, trained: TrainingRun) -> dict[str, Any]:
-        from strategies.streaming.evidence import streamed_facts
-
         streamer: Any = trained.attached.get(self.name)
         demand(streamer is not None, "no block's weights are streamed")
         found = len(streamer.streamed)
         demand(found == self.blocks, f"{found} blocks are streamed, expected {self.blocks}")
-        return streamed_facts(trained, streamer, self.note(trained), AT_ONCE)
+        facts: dict[str, Any] = streamer.facts(self.note(trained), AT_ONCE)
+        return facts

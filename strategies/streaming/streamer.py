@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from strategies.async_host_copy import AsyncHostCopy
-from strategies.base import Attachment
+from strategies.base import Attachment, demand
 from strategies.engine import TrainingRun
 from strategies.inventory import AllocationScope
 from strategies.streaming.weights import Flat, Streamed, Taken
@@ -36,7 +36,7 @@ class Streamer(Attachment):
     """
 
     def __init__(self, trained: TrainingRun, taken: dict[int, list[Taken]]) -> None:
-        self.trained, self.blocks = trained, trained.blocks()
+        self.trained = trained
         device, fused = trained.accelerator.device, "frees_gradients" in trained.launch.traits
         cuda = trained.launch.device == "cuda"  # in a prediction too
         lane, out = (torch.cuda.Stream(device) if cuda else None for _ in range(2))
@@ -47,15 +47,14 @@ class Streamer(Attachment):
             for index in sorted(taken)
         }
         pairs = [(one, w) for one in self.streamed.values() for w in one.weights]
+        self.hosts = [weight.host for _, weight in pairs]
         self.fused = {w.here: (one, w) for one, w in pairs if fused and w.here.requires_grad}
         if self.fused:
             trained.inner_optimizer.register_step_post_hook(self._stepped)
         self.reached: int | None = None
         self.waiting: int | None = None
         self.seen: Counter[str] | None = None
-        for one in self.streamed.values():
-            one.register(here=False)
-        for index, block in enumerate(self.blocks):
+        for index, block in enumerate(trained.blocks()):
             block.forward = functools.partial(self.run, index, block.forward)
 
     def _averaged(self, gradient: Tensor) -> Tensor:
@@ -70,7 +69,14 @@ class Streamer(Attachment):
     def run(self, index: int, plain: Any, *given: Any, **named: Any) -> Any:
         """Run a block with its weights on the device, also in recomputation."""
         again = torch._C._current_graph_task_id() != -1
-        self._bring_for(index, again)
+        if again:  # in backward, which needs the reached block after this one
+            self._keep([index, self._before(index) if index == self.reached else self.reached])
+        else:
+            self.reached = None
+            if self.waiting is not None and index <= self.waiting:
+                self.waiting = None  # no backward ran: this is another forward pass
+            ahead = min((i for i in self.streamed if i > index), default=None)
+            self._keep([index, ahead, self.waiting])
         self._look()
         stays = again and index == self.reached
         one = self.streamed.get(index)
@@ -85,17 +91,6 @@ class Streamer(Attachment):
                 self._keep(set(self._there()) - {index})
         return out
 
-    def _bring_for(self, index: int, again: bool) -> None:
-        if again:  # in backward, which needs the reached block after this one
-            wanted = [index, self._before(index) if index == self.reached else self.reached]
-        else:
-            self.reached = None
-            if self.waiting is not None and index <= self.waiting:
-                self.waiting = None  # no backward ran: this is another forward pass
-            ahead = min((i for i in self.streamed if i > index), default=None)
-            wanted = [index, ahead, self.waiting]
-        self._keep(wanted)
-
     def _keep(self, wanted: Iterable[int | None]) -> None:
         """Fetch these blocks' weights to the device, and release all others."""
         near = [index for index in wanted if index is not None and index in self.streamed]
@@ -108,21 +103,19 @@ class Streamer(Attachment):
     def _there(self) -> list[int]:
         return [index for index, one in self.streamed.items() if one.there]
 
+    def _before(self, index: int) -> int | None:
+        return max((i for i in self.streamed if i < index), default=None)
+
     # ---- backward ----
 
     def _awaits_backward(self, index: int, out: Any) -> bool:
-        """Register hooks that report when backward reaches a block that returned ``out``.
-
-        Returns whether it will.
-        """
+        """Register hooks that report when backward reaches a block that returned ``out``; return
+        whether it will."""
         leaves = [leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor)]
         awaited = [leaf for leaf in leaves if leaf.requires_grad]
         for leaf in awaited:
             leaf.register_hook(functools.partial(self._reach, index))
         return bool(awaited)
-
-    def _before(self, index: int) -> int | None:
-        return max((i for i in self.streamed if i < index), default=None)
 
     def _reach(self, index: int, gradient: Tensor) -> None:
         """Move weights when backward reaches a block."""
@@ -151,7 +144,7 @@ class Streamer(Attachment):
         if self.host_copy.stream is not None:
             self.host_copy.stream.synchronize()
 
-    # ---- observation ----
+    # ---- evidence ----
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[Counter[str]]:
@@ -165,7 +158,7 @@ class Streamer(Attachment):
 
     def _look(self) -> None:
         if self.seen is not None:
-            self.seen["resident"] = max(self.seen["resident"], self.resident())
+            self.seen["resident"] = max(self.seen["resident"], self._resident())
 
     def _compare(self, one: Streamed) -> None:
         if self.seen is not None:
@@ -175,27 +168,44 @@ class Streamer(Attachment):
             bits = [tuple(side.view(torch.uint8) for side in pair) for pair in pairs]
             self.seen["stale"] += any(not here.equal(host) for here, host in bits)
 
-    def resident(self) -> int:
+    def _resident(self) -> int:
         """Return the bytes of streamed weights that are on the device now."""
-        return sum(flat.resident for one in self.streamed.values() for flat in one.flats)
+        flats = (flat for one in self.streamed.values() for flat in one.flats)
+        return sum(flat.here.untyped_storage().nbytes() for flat in flats)
+
+    def facts(self, seen: Counter[str] | None, at_once: int) -> dict[str, Any]:
+        """Return the bytes in host memory, and on the device at once: at most ``at_once`` blocks'.
+
+        ``seen``: the record of a watched step, None if there was none.
+        """
+        sizes = [one.size for one in self.streamed.values()]
+        demand(not self._resident(), "weights of streamed blocks stay on the device between uses")
+        places = {p.device.type for p in self.hosts}
+        demand(places == {"cpu"}, f"the streamed weights are stored on {places}, expected cpu")
+        pinned = all(flat.host.is_pinned() for one in self.streamed.values() for flat in one.flats)
+        demand(pinned or self.trained.launch.device != "cuda", "the host memory is not pinned")
+        engine = self.trained.engine
+        states = [engine.state_of(self.trained, p) for p in self.hosts if p.requires_grad]
+        demand(all(states), f"{states.count({})} of {len(states)} weights were never stepped")
+        facts = {"blocks": len(sizes), "host_weight_bytes": sum(sizes)}
+        if seen is None:
+            return facts
+        stale, resident, most = seen["stale"], seen["resident"], at_once * max(sizes)
+        demand(not stale, f"{stale} blocks left the device with weights unlike the host's")
+        text = f"{resident} bytes of streamed weights were on the device at once"
+        demand(resident <= most, f"{text}, expected at most {most}")
+        return facts | {"most_resident_bytes": resident}
 
     # ---- attachment interface ----
-
-    @property
-    def hosts(self) -> list[nn.Parameter]:
-        """Parameters in host memory."""
-        return [weight.host for one in self.streamed.values() for weight in one.weights]
 
     def stepped(self) -> list[nn.Parameter]:
         """Return the parameters that the optimizer steps."""
         return [*self.fused] or [p for p in self.hosts if p.requires_grad]
 
     def leaves(self) -> Iterable[Tensor]:
-        """Return the weights on the device whose gradients stay there."""
         return self.fused
 
     def hosted(self) -> Iterable[Tensor]:
-        """Yield the weights, their gradients, and their optimizer state."""
         optimizer = self.trained.inner_optimizer.state
         for p in self.hosts:
             kept = optimizer.get(p, {}).values()

@@ -18,14 +18,8 @@ from strategies.async_host_copy import AsyncHostCopy
 
 ALIGNED = 512
 """Alignment of a weight on the device in bytes, that of torch's allocator."""
-
-
-class Taken(NamedTuple):
-    """Parameter removed from ``owner``, whose attribute ``name`` it was."""
-
-    owner: nn.Module
-    name: str
-    parameter: nn.Parameter
+Taken = tuple[nn.Module, str, nn.Parameter]
+"""Parameter removed from a module: the module, the name of its attribute, and the parameter."""
 
 
 class Weight(NamedTuple):
@@ -49,32 +43,25 @@ class Flat:
     """
 
     def __init__(self, taken: Sequence[Taken], device: torch.device) -> None:
-        dtype, places, size = taken[0].parameter.dtype, [], 0
+        dtype, places, size = taken[0][2].dtype, [], 0
         unit = max(1, ALIGNED // dtype.itemsize)
-        for one in taken:
+        for _, _, p in taken:
             places.append(size)
-            size += -(-one.parameter.numel() // unit) * unit
+            size += -(-p.numel() // unit) * unit
         self.host = torch.zeros(size, dtype=dtype)
         if device.type == "cuda":
             _pin(self.host)
         self.here = torch.empty(size, dtype=dtype, device=device)
-        self.weights = [self._weight(*pair) for pair in zip(taken, places, strict=True)]
+        self.weights = []
+        for (owner, name, p), place in zip(taken, places, strict=True):
+            mine, there = (x[place:][: p.numel()].view(p.shape) for x in (self.host, self.here))
+            mine.copy_(p.detach())
+            # ``data`` has a version counter of its own: a step of one weight is none of its
+            # neighbors.
+            host, here = (nn.Parameter(v.data, p.requires_grad) for v in (mine, there))
+            host.on_device = here  # read by Engine.state_of
+            self.weights.append(Weight(owner, name, host, here))
         self.release()
-
-    def _weight(self, taken: Taken, place: int) -> Weight:
-        p = taken.parameter
-        mine, there = (flat[place:][: p.numel()].view(p.shape) for flat in (self.host, self.here))
-        mine.copy_(p.detach())
-        # ``data`` has a version counter of its own: a step of one weight is none of its neighbors.
-        pair = (nn.Parameter(v.data, requires_grad=p.requires_grad) for v in (mine, there))
-        weight = Weight(taken.owner, taken.name, *pair)
-        weight.host.on_device = weight.here  # read by Engine.state_of
-        return weight
-
-    @property
-    def resident(self) -> int:
-        """Bytes on the device now."""
-        return self.here.untyped_storage().nbytes()
 
     def fetch(self) -> None:
         """Allocate the device storage, and begin to fill it from host memory."""
@@ -88,10 +75,8 @@ class Flat:
 
 
 def _pin(tensor: Tensor) -> None:
-    """Pin a tensor's memory for its lifetime, without rounding its size up.
-
-    torch's own allocator takes the next power of two.
-    """
+    """Pin a tensor's memory for its lifetime, without rounding its size up to the next power of
+    two, as torch's own allocator does."""
     cuda, address = torch.cuda.cudart(), tensor.data_ptr()
     torch.cuda.check_error(cuda.cudaHostRegister(address, tensor.nbytes, 0))
     storage = tensor.untyped_storage()
@@ -123,25 +108,17 @@ class Streamed:
         alike: dict[torch.dtype, list[Taken]] = {}
         while taken:
             one = taken.pop(0)
-            alike.setdefault(one.parameter.dtype, []).append(one)
+            alike.setdefault(one[2].dtype, []).append(one)
         self.flats = [Flat(some, device) for some in alike.values()]
+        self.weights = [weight for flat in self.flats for weight in flat.weights]
+        self.size = sum(flat.here.nbytes for flat in self.flats)
         self.device, self.lane, self.host_copy = device, lane, host_copy
-        self.averaged, self.fused, self.ready = averaged, fused, None
-        self.there = False
+        self.averaged, self.fused, self.ready, self.there = averaged, fused, None, False
+        self.register(here=False)
         for weight in self.weights:
             if weight.host.requires_grad:
                 hook = functools.partial(Streamed._arrived, self, weight.host)
                 weight.here.register_post_accumulate_grad_hook(hook)
-
-    @property
-    def weights(self) -> list[Weight]:
-        """All of them, by type."""
-        return [weight for flat in self.flats for weight in flat.weights]
-
-    @property
-    def size(self) -> int:
-        """Bytes that they take on the device."""
-        return sum(flat.here.nbytes for flat in self.flats)
 
     def register(self, *, here: bool) -> None:
         """Set the block's parameters to the device weights (``here``), or to those in host

@@ -503,7 +503,6 @@ def idle_masks(self, trained):
 def by_name_alone(self, module, subject):
     """Says that it cut, and cuts nothing."""
     for block in module.blocks:
-        block.had = (block.attn.num_heads, block.mlp.fc1.out_features)
         block.attn.num_heads = 2
         block.mlp.fc1.out_features = block.mlp.fc1.out_features // 2
 
@@ -526,9 +525,9 @@ LOST |= {
 class Hoarding(InBackward):
     """Steps in backward and keeps every gradient."""
 
-    def _follow(self, gradient):
-        super()._follow(gradient)
-        self.kept = [*getattr(self, "kept", []), gradient]
+    def _step(self, group, p):
+        self.kept = [*getattr(self, "kept", []), p.grad]
+        super()._step(group, p)
 
 
 def hoard(self, trained):
