@@ -44,7 +44,7 @@ def trained_as(train_here):
             losses=log.all_losses(run),
             grad_norms=log.all_norms(),
             projections=watch.end(gather),
-            parity=parse(spec.recipe).parity.value,
+            parity=parse(spec.recipe).parity,
             evidence={"fp32": {"compute_dtype": "float32"}},
         )
 
