@@ -3,19 +3,11 @@ from the same step of a process that is not measured at all?
 
     PYTHONPATH=. .venv/bin/python tests/bench/meter_cost.py [--steps 12] [--pairs 4]
 
-Processes of five kinds take turns, each pair in another order, so that the machine's noise and
-what a neighbour leaves behind hit them alike:
-
-- plain: no variable, no meter, glibc's own rule; bare optimizer steps after as many others.
-- again: plain once more. By how much it is off is what this bench cannot tell from nothing.
-- placed: plain, but weights are drawn under the meter's heap, which is left before the first step:
-  what the places of tensors alone do.
-- measured: as a run of the harness, its passes and its clock.
-- bent: as measured, but the heap that meters want stays in force: what the clock would show.
-
-For each pair the medians of wall and of CPU seconds are set against plain's; the median of those
-ratios is the distortion. Goal: below 1 % of a step. CPU seconds bear other work far better than
-wall seconds, and are what to trust on a busy machine; the spread of the pairs says how sure it is.
+Processes of three kinds take turns, each pair in another order, so that the machine's noise and
+what a neighbour leaves behind hit them alike: "plain" has no variable, no meter and bare optimizer
+steps; "again" is plain once more, and what it is off by cannot be told from nothing; "measured" is
+a run of the harness. For each pair the medians of wall and of CPU seconds are set against plain's.
+Goal: below 1 % of a step. On a busy machine trust CPU seconds.
 """
 
 from __future__ import annotations
@@ -40,9 +32,7 @@ from harness.worker.meter import make_meter
 from harness.worker.passes import SETTLING, Bench, measured_steps
 from harness.worker.status import Reporter
 
-KINDS = ("plain", "again", "placed", "measured", "bent")
-BARE = ("plain", "again", "placed")
-"""Kinds that no meter watches."""
+KINDS = ("plain", "again", "measured")
 WARMUP = 2
 BEFORE = WARMUP + 2 + SETTLING
 """Steps that a measured run takes before its first timed one."""
@@ -72,11 +62,10 @@ def main() -> None:
 
 def asked(kind: str) -> dict[str, float]:
     """Medians of one process of this kind."""
-    clean = {name: value for name, value in os.environ.items() if name not in ALLOCATOR}
+    env = {name: value for name, value in os.environ.items() if name not in ALLOCATOR}
+    env |= ALLOCATOR if kind == "measured" else {}
     words = [sys.executable, *sys.argv, "--as", kind]
-    added = {} if kind in ("plain", "again") else ALLOCATOR
-    where = {"cwd": ROOT, "env": {**clean, **added}}
-    done = subprocess.run(words, **where, capture_output=True, text=True)
+    done = subprocess.run(words, cwd=ROOT, env=env, capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(done.stderr[-2000:])
     return json.loads(done.stdout.splitlines()[-1])
@@ -103,14 +92,13 @@ def steps_of(given: argparse.Namespace) -> dict[str, float]:
     meter, log = make_meter(accelerator.device), Log()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        begun = (lambda phase: None) if given.kind in BARE else meter.enter
+        bare = given.kind != "measured"
+        begun = (lambda phase: None) if bare else meter.enter
         run = setup.prepare(resolved, feed, accelerator, folder / "nvme", begun)
-        if given.kind in BARE:
+        if bare:
             samples.keep_freed()
             bare_steps(run, log, meter.synchronize, given.steps)
         else:
-            if given.kind == "bent":
-                samples.keep_freed = lambda: False
             reporter = Reporter(folder, 0)
             reporter.peak = meter.peak_bytes
             measured_steps(Bench(

@@ -2,14 +2,11 @@
 
     PYTHONPATH=. .venv/bin/python tests/bench/script_cost.py [--steps 150]
 
-One process runs the script under ``harness.script.run``. In the steps that a row times, every
-other step is bare: the patches of ``Accelerator``, the optimizers' hooks and the model's hook are
-taken out. Each watched step is set against the mean of its two bare neighbours, so that a drift of
-the machine cancels. The line shows the median of these differences and its standard error (1.25
-times the deviation of a median, from the quartiles). Goal: below 1 % of a step.
-
-The small model shows the cost in microseconds, the large one its share of a longer step. The
-reporter's thread runs beside bare steps too, so its processor time is counted by itself.
+One process runs the script under ``harness.script.run``. Of the steps that a row times every other
+is bare: the patches of ``Accelerator`` and the hooks are taken out. Each watched step is set
+against the mean of its two bare neighbours, so that a drift of the machine cancels; the line shows
+the median difference and its standard error. Goal: below 1 % of a step. The reporter's thread runs
+beside bare steps too, so its processor time is counted by itself.
 """
 
 from __future__ import annotations
@@ -37,7 +34,6 @@ SIZES = {"small": ("32", "3", "2"), "large": ("384", "8", "16")}
 
 
 def main() -> None:
-    """Print a line for each size, each from a process of its own."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=150)
     parser.add_argument("--size", choices=SIZES, help="run this size in this process")
@@ -52,7 +48,6 @@ def main() -> None:
 
 
 def measure(size: str, steps: int) -> None:
-    """Run the script watched, with every other timed step bare, and print the difference."""
     from harness.script import run, watch
 
     switch = Switch()
@@ -86,7 +81,6 @@ class Switch:
         self.threads = self.began = self.spent = 0.0
 
     def mark(self) -> None:
-        """Receive the start of a step."""
         if self.watch.reporter.phase != "measure":
             return
         if not self.marks:
@@ -121,14 +115,10 @@ class Switch:
             place.clear()
 
     def report(self, size: str) -> None:
-        """Print the median difference of watched steps from their bare neighbours."""
         took = [b[1] - a[1] for a, b in zip(self.marks, self.marks[1:], strict=False)]
         kinds = [bare for bare, _ in self.marks[:-1]]
-        off = [
-            took[i] - (took[i - 1] + took[i + 1]) / 2
-            for i in range(1, len(took) - 1)
-            if not kinds[i]
-        ]
+        watched = [i for i in range(1, len(took) - 1) if not kinds[i]]
+        off = [took[i] - (took[i - 1] + took[i + 1]) / 2 for i in watched]
         low, middle, high = statistics.quantiles(off, n=4)
         error = 1.25 * (high - low) / 1.35 / math.sqrt(len(off))
         step = statistics.median(t for t, bare in zip(took, kinds, strict=True) if bare)

@@ -67,22 +67,13 @@ def session(tmp_path, monkeypatch):
     return made
 
 
-def again(session: Session) -> Session:
-    """The session of the same command, typed again."""
-    new = Session(session.folder, session.machine, session.setting, session.console)
-    session.started.clear()
-    return new
-
-
 def test_a_station_that_fails_ends_no_other_and_says_why(session):
     found = {o.station: o for o in run_stations(session)}
     assert found["attention"].status == "failed"
     assert found["attention"].reason == "exit code 1: RuntimeError: no kernel image"
-    others = [o.status for n, o in found.items() if n != "attention"]
-    assert others == ["ok"] * 4
+    assert [o.status for n, o in found.items() if n != "attention"] == ["ok"] * 4
     session.console.file.flush()
-    said = Path(session.console.file.name).read_text()
-    assert "attention: failed: exit code 1" in said
+    assert "attention: failed: exit code 1" in Path(session.console.file.name).read_text()
 
 
 def test_an_interruption_ends_all_and_keeps_what_had_ended(session, monkeypatch):
@@ -101,7 +92,8 @@ def test_an_interruption_ends_all_and_keeps_what_had_ended(session, monkeypatch)
 
 def test_the_next_call_repeats_only_what_failed(session):
     run_stations(session)
-    new = again(session)
+    session.started.clear()
+    new = Session(session.folder, session.machine, session.setting, session.console)
     found = {o.station: o for o in run_stations(new)}
     assert session.started == ["attention"] and found["products"].facts["products"]
     session.started.clear()

@@ -15,9 +15,8 @@ from harness.planner.calibration.record import Ceilings
 HERE = Asked(device=torch.device("cpu"), small=True)
 
 
-@pytest.fixture(scope="module")
-def ceilings():
-    """What the stations of a CPU find, as a calibration has it."""
+@pytest.mark.thorough
+def test_what_the_stations_of_a_cpu_find_fits_a_calibration():
     found = {
         "products": stations.measure(HERE),
         "streams": stations.measure_streams(HERE),
@@ -28,30 +27,13 @@ def ceilings():
         Outcome(station=name, status="ok", facts=facts)
         for name, facts in json.loads(json.dumps(found)).items()
     ]
-    return build_from(outcomes, Ceilings)
-
-
-@pytest.mark.thorough
-def test_products_of_each_type_that_a_cpu_has(ceilings):
-    assert {"float32", "bfloat16"} <= set(ceilings.products)
-    assert set(ceilings.model_products) <= set(ceilings.products)
+    ceilings = build_from(outcomes, Ceilings)
+    assert {"float32", "bfloat16"} <= set(ceilings.products) >= set(ceilings.model_products)
     assert all(1e6 < rate < 1e15 for rate in ceilings.products.values())
-
-
-@pytest.mark.thorough
-def test_streams_grow_and_a_launch_takes_microseconds(ceilings):
     assert [s.bytes for s in ceilings.streams] == [2**20, 4 * 2**20]
     assert 1e-8 < ceilings.launch_seconds < 1e-3 and ceilings.host_rate > 1e7
-
-
-@pytest.mark.thorough
-def test_attention_at_both_widths_by_each_kernel(ceilings):
     kinds = {(a.kernel, a.tokens, a.width) for a in ceilings.attention}
     assert kinds >= {(kernel, 64, width) for kernel in ("flash", "math") for width in (64, 72)}
-
-
-@pytest.mark.thorough
-def test_two_processes_reduce_together(ceilings):
     assert ceilings.collective.ranks == 2 and ceilings.collective.rate > 1e5
     assert 1e-6 < ceilings.collective.seconds < 1.0
 

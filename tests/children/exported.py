@@ -1,11 +1,6 @@
-"""Runs a loop by an exported launch file, and says what is in force: ``exported.py LOOP FOLDER
-WORDS``.
-
-What it says is read from the objects that the loop left, one line of JSON a rank.
-
-accelerate looks for FSDP on GPUs alone: where the launch file says so, its state is told here what
-it is told there.
-"""
+"""Runs a loop by an exported launch file and says what is in force, by the objects that it left:
+``exported.py LOOP FOLDER WORDS`` writes a JSON a rank. accelerate looks for FSDP on GPUs alone:
+where the launch file says so, its state is told here what it is told there."""
 
 from __future__ import annotations
 
@@ -88,39 +83,30 @@ def of_zero(model: Any) -> dict[str, Any]:
         "clip": model.gradient_clipping(),
         "buckets": buckets,
         "taken": model.global_steps,
-        "offloaded": {name: device_of(found) for name, found in offloads.items() if found},
+        "offloaded": {
+            name: str(getattr(found.device, "value", found.device))
+            for name, found in offloads.items()
+            if found
+        },
         "swaps": getattr(model.optimizer, "swap_optimizer", False) and any(folder.glob("nvme/*")),
         "partitioned": sum(hasattr(p, "ds_tensor") for p in model.module.parameters()),
     }
 
 
-def device_of(offload: Any) -> str:
-    return str(getattr(offload.device, "value", offload.device))
-
-
 def of_shards(model: nn.Module) -> dict[str, Any]:
     """torch's own groups under FSDP2: of which modules, cut by which ranks, computed in what."""
-    found = [(m, g) for m, g in with_groups(model) if m is not model]
     if not isinstance(model, FSDPModule):
         return {}
+    shards = [m for m in model.modules() if isinstance(m, FSDPModule) and m is not model]
+    found = [(m, group) for m in shards for group in m._get_fsdp_state()._fsdp_param_groups]
     after = [g.post_forward_mesh_info for _, g in found]
-    states = [m._get_fsdp_state() for m, _ in found]
-    policies = {(str(s._mp_policy.param_dtype), s._mp_policy.cast_forward_inputs) for s in states}
     return {
         "gathered": sorted({type(m).__name__.removeprefix("FSDP") for m, _ in found}),
         "groups": len(found),
         "reshards": sorted({mesh.shard_mesh_size if mesh else 0 for mesh in after}),
-        "policy": sorted(policies),
         "offloads": sorted({isinstance(g.offload_policy, CPUOffloadPolicy) for _, g in found}),
         "mesh": sorted({tuple(p.device_mesh.shape) for p in model.parameters()}),
-        "ahead": [len(state._states_to_forward_prefetch) for state in states],
     }
-
-
-def with_groups(model: nn.Module) -> list[tuple[nn.Module, Any]]:
-    """Modules with torch's parameter groups, one of each."""
-    shards = [m for m in model.modules() if isinstance(m, FSDPModule)]
-    return [(m, group) for m in shards for group in m._get_fsdp_state()._fsdp_param_groups]
 
 
 def squared_norm(optimizer: Any) -> float:

@@ -26,20 +26,11 @@ SIGNALS = ("SIGKILL", "SIGHUP", "SIGCHLD", "SIGALRM")
 FREE = type("Usage", (), {"total": 2**40, "used": 0, "free": 2**40})
 
 
-class Blocked:
-    """Finder of no module of ``UNIX``."""
-
-    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
-        if name in UNIX:
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-
-
 def block() -> None:
     import shutil
 
     for name in UNIX:
-        sys.modules.pop(name, None)
-    sys.meta_path.insert(0, Blocked())
+        sys.modules[name] = None  # an import of it fails
     for name in FUNCTIONS:
         delattr(os, name)
     for name in SIGNALS:

@@ -10,16 +10,13 @@ import argparse
 import dataclasses
 import re
 import shlex
-import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 from accelerate.commands.launch import launch_command_parser
 
-from docs.make import trainer_options
 from harness.planner.export import command, trainers
-from harness.planner.export import trainers as pages
 from harness.planner.plan import lattice, tracing
 from harness.resolve import resolve
 from harness.subjects.library import families
@@ -75,7 +72,7 @@ def parse(name: str, made: trainers.Translation) -> None:
     Raises:
         Misfit: one would not.
     """
-    text = pages.written(made)
+    text = trainers.written(made)
     block = re.search(r"```sh\n(.*?)\n```", text, re.S)
     words = shlex.split(block[1].replace("\\\n", " ")) if block else []
     if words[:2] == ["accelerate", "launch"]:
@@ -114,23 +111,6 @@ def hold(name: str, options: Mapping[str, Any]) -> None:
 
 
 # ---- the record ----
-
-
-def test_options_of_a_new_trainer_are_made_before_its_table_can_be_read(tmp_path, monkeypatch):
-    """Its ``declared`` defaults come from the very options that are made."""
-    tables, clone = tmp_path / "trainers", tmp_path / "toy"
-    for folder in (tables, clone, tmp_path / "options"):
-        folder.mkdir()
-    text = "def main():\n    p = ArgumentParser()\n    p.add_argument('--r', type=int, default=4)"
-    (clone / "train.py").write_text(text)
-    commit = "git init -q && git add . && git -c user.name=a -c user.email=a@b commit -qm toy"
-    subprocess.run(commit, shell=True, cwd=clone, check=True)
-    table = {"repository": "r", "commit": "HEAD", "models": {"flux-dev": {"lora": "train.py"}}}
-    table |= {"defaults": {}, "declared": {"lora": ["--r"]}}
-    (tables / "toy.yaml").write_text(str(table))
-    monkeypatch.setattr(trainers, "FOLDER", tables)
-    trainer_options.make(clone, "toy")
-    assert trainers.table("toy")["defaults"] == {"lora": {"--r": [4, "train.py 3"]}}
 
 
 @pytest.mark.parametrize("name", trainers.known())
@@ -195,7 +175,7 @@ def test_weights_of_16_bits_are_asked_for_or_the_page_says_that_the_plan_does_no
         assert "bf16_pure" not in made.unplanned, "frozen weights can be 16 bits everywhere"
     elif name == "diffusers":
         assert "bf16_pure" in made.unplanned
-        assert "No command: cannot express bf16_pure" in pages.page("", [made])
+        assert "No command: cannot express bf16_pure" in trainers.page("", [made])
 
 
 @pytest.mark.parametrize("name", trainers.known())
@@ -208,10 +188,6 @@ def test_adapters_are_of_the_planned_type_or_the_page_says_that_they_are_not(nam
     assert (part in made.unplanned) == (not kept and dtype == "fp32")
     told = any("lora:dtype=fp32 is planned so" in note.why for note in made.notes)
     assert told == (not kept and dtype == "model")
-    if name == "sd-scripts":
-        assert ("--full_bf16" in made.options) == (dtype == "model")
-    if name == "diffusion-pipe":
-        assert (made.options["adapter.dtype"] == "float32") == (dtype == "fp32")
 
 
 @pytest.mark.parametrize("name", trainers.known())
@@ -228,107 +204,69 @@ def test_clipping_that_nobody_asked_for_is_not_set(name):
         assert clip or any("clip" in why for _, why in made.notes), "its own default is named"
 
 
-def test_the_scripts_with_4_bit_weights_are_those_that_declare_the_option():
-    models, lacking = trainers.table("diffusers")["models"], set()
-    for model, words in models.items():
-        if resolved := "lora" in words and asked("single+bf16_pure+qlora", model):
-            made = trainers.translated("diffusers", resolved, "a.yaml")
-            own = "--bnb_quantization_config_path" in trainers.options("diffusers", words["lora"])
-            given = made.options.get("--bnb_quantization_config_path")
-            assert (given == "nf4.json") == own == ("nf4.json" in made.files)
-            lacking |= {model} if made.unplanned else set()
-            assert bool(made.unplanned) != (own or "qlora" in words)
-    assert lacking == {"sana-1.6b", "lumina2", "sd3-medium", "sd3.5-medium", "sd3.5-large"}
-
-
-WRONG = [(name, one) for name, told in REAL.items() for one in told["wrong"][:2]]
-
-
-@pytest.mark.parametrize(("name", "wrong"), WRONG)
-def test_an_option_that_a_trainer_lacks_is_noticed(name, wrong):
-    model = models(name)[0]
-    made = trainers.translated(name, asked("ddp+bf16+lora", model), "accelerate.yaml")
-    parse(name, made)
-    made.options |= wrong
-    with pytest.raises(Misfit):
+@pytest.mark.parametrize("name", REAL)
+def test_an_option_that_a_trainer_lacks_is_noticed(name):
+    for wrong in REAL[name]["wrong"]:
+        made = trainers.translated(name, asked("ddp+bf16+lora", models(name)[0]), "accelerate.yaml")
         parse(name, made)
-
-
-def halves(more: int, left: int):
-    """Double and single blocks that a number moves, and those that have to stay of each."""
-    return lambda n: (n // 2, 2 * (n - n // 2) + more), left
+        made.options |= wrong
+        with pytest.raises(Misfit):
+            parse(name, made)
 
 
 SWAPPED = {
-    ("sd-scripts", "flux-dev"): (19, 38, *halves(0, 2)),
-    ("diffusion-pipe", "flux-dev"): (19, 38, *halves(1, 2)),
-    ("diffusion-pipe", "flux2-dev"): (8, 48, *halves(1, 2)),
-    ("musubi-tuner", "hunyuanvideo"): (20, 40, *halves(1, 1)),
-}
-"""Trainer and model -> its double and single blocks, how many of them a number moves, and how many
-have to stay. Source: sd-scripts 48d368f, library/flux_models.py 974; diffusion-pipe 8f83dbf,
-models/flux.py 412 and its siblings; musubi-tuner 30c658c, hunyuan_model/models.py 680."""
-
-
-def swapped(name: str, model: str) -> Iterator[tuple[int, int | None]]:
-    """Blocks that a plan streams, and the number that the trainer gets for them (None: none)."""
-    depth = asked("single+bf16_pure+lora", model).subject.depth
-    for blocks in lattice.swaps(depth):
-        resolved = asked(f"single+bf16_pure+block_swap:blocks={blocks}+lora", model)
-        made = trainers.translated(name, resolved, "a.yaml")
-        given = made.options.get("blocks_to_swap", made.options.get("--blocks_to_swap"))
-        assert (given is None) == bool(made.unplanned)
-        yield blocks, given
+    ("sd-scripts", "flux-dev"): (19, 38, 0, 2), ("diffusion-pipe", "flux-dev"): (19, 38, 1, 2),
+    ("diffusion-pipe", "flux2-dev"): (8, 48, 1, 2),
+    ("musubi-tuner", "hunyuanvideo"): (20, 40, 1, 1),
+}  # fmt: skip
+"""Trainer and model -> its double and single blocks, how many single ones it moves beside two for
+each double one, and how many of each have to stay. Source: sd-scripts 48d368f,
+library/flux_models.py 974; diffusion-pipe 8f83dbf, models/flux.py 412 and its siblings;
+musubi-tuner 30c658c, hunyuan_model/models.py 680."""
 
 
 @pytest.mark.parametrize(("name", "model"), SWAPPED)
 def test_a_number_of_swapped_blocks_is_one_that_the_trainer_takes(name, model):
-    doubles, singles, moved, left = SWAPPED[name, model]
-    for blocks, given in swapped(name, model):
-        if given is not None:
-            double, single = moved(given)
-            assert double <= doubles - left and single <= singles - left, blocks
-            assert abs(blocks - (double + single)) <= 2
-        else:
+    doubles, singles, more, left = SWAPPED[name, model]
+    for blocks in lattice.swaps(asked("single+bf16_pure+lora", model).subject.depth):
+        resolved = asked(f"single+bf16_pure+block_swap:blocks={blocks}+lora", model)
+        made = trainers.translated(name, resolved, "a.yaml")
+        given = made.options.get("blocks_to_swap", made.options.get("--blocks_to_swap"))
+        assert (given is None) == bool(made.unplanned)
+        if given is None:
             assert model.startswith("flux2")
+            continue
+        double, single = given // 2, 2 * (given - given // 2) + more
+        assert double <= doubles - left and single <= singles - left, blocks
+        assert abs(blocks - (double + single)) <= 2
 
 
 @pytest.mark.parametrize("name", trainers.EXPORTED)
-@pytest.mark.parametrize("part", ["block_swap:blocks=3", "qlora", "prune"])
+@pytest.mark.parametrize("part", ["lora+block_swap:blocks=3", "qlora", "lora+prune"])
 def test_what_a_trainer_cannot_express_has_no_command(name, part):
     """The export says so in one line: a command would train something else than was planned."""
-    resolved = (
-        asked(f"single+bf16_pure+lora:rank=16+{part}", models(name)[0])
-        if part != "qlora"
-        else asked("single+bf16_pure+qlora:rank=16", models(name)[0])
-    )
+    resolved = asked(f"single+bf16_pure+{part}", models(name)[0])
     if resolved is None:
         pytest.skip("no recipe")
     made = trainers.translated(name, resolved, "a.yaml")
-    text = pages.section(made)
-    assert ("No command: cannot express" in text) == bool(made.unplanned)
-    assert ("```" in text) != bool(made.unplanned)
+    text = trainers.section(made)
+    assert ("No command: cannot express" in text) == bool(made.unplanned) != ("```" in text)
 
 
-@pytest.mark.parametrize("name", ["sd-scripts", "ai-toolkit"])
-def test_a_trainer_without_a_part_is_named_with_its_nearest_recipe_that_fits(name):
+def test_a_trainer_without_a_part_is_named_with_its_nearest_recipe_that_fits():
     """By predictions that ship: no other recipe of the trainer that fits has fewer other parts."""
-    parser = argparse.ArgumentParser()
+    parser, name = argparse.ArgumentParser(), "sd-scripts"
     command.add_arguments(parser)
     words = ["single+bf16_pure+qlora:rank=16+checkpoint", "--model", "flux-dev"]
     options = parser.parse_args([*words, "--gpu", "RTX-4090"])
     planned = command.asked_for(options)
-    others = command.without_recipes(options, planned.resolved[0]).resolved
-    text = command.nearest_of(lambda: others, planned.gpu, planned.resolved[0], name)
+    row = planned.resolved[0]
+    others = command.without_recipes(options, row).resolved
+    text = command.nearest_of(lambda: others, planned.gpu, row, name)
     label = re.search(r"that fits: (\S+), needs", text)[1]
-    row = asked(label, "flux-dev")
-    assert trainers.has(name, row) and tracing.known(row_of(planned, label), planned.gpu).fits
-    assert not trainers.has(name, asked(words[0], "flux-dev"))
-
-
-def row_of(planned, label):
-    spec = dataclasses.replace(planned.resolved[0].spec, recipe=label)
-    return resolve(spec)
+    near = resolve(dataclasses.replace(row.spec, recipe=label))
+    assert trainers.has(name, near) and tracing.known(near, planned.gpu).fits
+    assert not trainers.has(name, row)
 
 
 @pytest.mark.parametrize("name", trainers.EXPORTED)
@@ -337,7 +275,7 @@ def test_a_model_that_a_trainer_lacks_has_no_command(name):
     if not every - own:
         pytest.skip("it has all")
     made = trainers.translated(name, asked("single+bf16_pure+lora", min(every - own)), "a.yaml")
-    assert "it has no such model" in pages.section(made) and "```" not in pages.section(made)
+    assert "it has no such model" in trainers.section(made) and "```" not in trainers.section(made)
 
 
 @pytest.mark.parametrize("name", trainers.known())

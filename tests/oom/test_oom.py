@@ -6,7 +6,9 @@ import io
 import pickle
 import re
 import sys
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -18,7 +20,6 @@ from harness.planner.oom.log import Failure
 from harness.planner.plan import tracing
 from harness.planner.verdict import judge
 from tests.made.predictions import prediction
-from tests.made.snapshots import run_out
 
 CASES = yaml.safe_load(Path(__file__).with_name("cases.yaml").read_text(encoding="utf-8"))
 
@@ -70,24 +71,88 @@ def test_a_limit_of_the_process_itself_is_the_cause():
 
 # ---- snapshots ----
 
+MIB = 2**20
+SITE = "/venv/lib/python3.11/site-packages/"
+STACKS = {
+    "model, as loaded": [(f"{SITE}torch/nn/modules/module.py", 1369, "_apply"),
+                         ("/home/u/train.py", 20, "main")],
+    "activations": [(f"{SITE}torch/nn/functional.py", 9, "gelu"),
+                    ("/home/u/models/dit.py", 77, "forward"),
+                    (f"{SITE}torch/nn/modules/module.py", 1747, "_call_impl"),
+                    ("/home/u/train.py", 40, "main")],
+    "optimizer state": [(f"{SITE}torch/optim/adamw.py", 127, "_init_group"),
+                        ("/home/u/train.py", 45, "main")],
+    "backward or C++, no Python stack": [],
+}  # fmt: skip
+"""What an allocation holds, as the reader names it -> its stack, innermost first."""
 
-@pytest.mark.parametrize(
-    ("cause", "read_as", "phase"),
-    [("full", "full", "forward"), ("state", "full", "optimizer"), ("pieces", "pieces", "forward")],
-)
-def test_a_snapshot_tells_what_was_held_when_the_allocation_failed(cause, read_as, phase):
+
+def frames(kind: str) -> list[dict[str, Any]]:
+    """The stack of an allocation as torch writes it."""
+    return [dict(filename=path, line=line, name=name) for path, line, name in STACKS[kind]]
+
+
+def run_out(kind: str, *sizes: int, pieces: bool = False) -> tuple[dict[str, Any], Counter[str]]:
+    """A snapshot of a card of 4 GiB, as torch writes it, on which a model of 1 GiB and blocks of a
+    ``kind`` of so many MiB were, and not the last one; and the bytes held then. Of ``pieces`` half
+    were freed. Afterwards all but the model goes, as an exception and its handler do."""
+    segments: list[dict[str, Any]] = []
+    trace: list[dict[str, Any]] = []
+    held: Counter[str] = Counter()
+
+    def event(action: str, addr: int, size: int, stack: Any = (), **more: int) -> None:
+        trace.append(dict(action=action, addr=addr, size=size, stream=0, frames=stack, **more))
+
+    def take(kind: str, size: int) -> None:
+        at = 2**33 + reserved()
+        event("segment_alloc", at, size)
+        block = {"address": at, "size": size, "state": "active_allocated", "frames": frames(kind)}
+        segments.append({"device": 0, "address": at, "total_size": size, "blocks": [block]})
+        event("alloc", at, size, frames(kind))
+        held[kind] += size
+
+    def free(segment: dict[str, Any]) -> None:
+        (block,) = segment["blocks"]
+        block["state"] = "inactive"
+        event("free_completed", block["address"], block["size"])
+
+    def reserved() -> int:
+        return sum(segment["total_size"] for segment in segments)
+
+    take("model, as loaded", 1024 * MIB)
+    for size in sizes[:-1]:
+        take(kind, size * MIB)
+    for segment in segments[1::2] if pieces else ():
+        free(segment)
+        held[kind] -= segment["total_size"]
+    failed = sizes[-1] * MIB
+    event("oom", 0, failed, frames(kind), device_free=4096 * MIB - reserved())
+    for segment in segments[1:]:
+        if segment["blocks"][0]["state"] != "inactive":
+            free(segment)
+        event("segment_free", segment["address"], segment["total_size"])
+    return {"segments": segments[:1], "device_traces": [trace]}, held
+
+
+@pytest.mark.parametrize(("kind", "sizes", "pieces", "read_as", "phase"), [
+    ("activations", (2000, 900, 300), False, "full", "forward"),
+    ("optimizer state", (2000, 900, 300), False, "full", "optimizer"),
+    ("activations", (64,) * 44 + (320,), True, "pieces", "forward"),
+])  # fmt: skip
+def test_a_snapshot_tells_what_was_held_when_the_allocation_failed(
+    kind, sizes, pieces, read_as, phase
+):
     """The blocks were freed before the snapshot was written."""
-    data, held, (reserved, free) = run_out(cause, seed=3)
+    data, held = run_out(kind, *sizes, pieces=pieces)
     (found,) = snapshot.snapshots(snapshot.load(io.BytesIO(pickle.dumps(data))))
-    assert found.failed and found.phases == dict(held.most_common())
-    stated = found.numbers
-    assert (stated.allocated, stated.pool, stated.free) == (sum(held.values()), reserved, free)
+    assert found.failed and found.phases == held
+    stated, reserved = found.numbers, (1024 + sum(sizes[:-1])) * MIB
+    assert (stated.allocated, stated.pool) == (held.total(), reserved)
+    assert stated.free == 4096 * MIB - reserved < stated.requested == sizes[-1] * MIB
     failure = Failure(log.GPU, "", frames=found.frames)
     assert reading.read(failure, stated).cause == read_as and failure.phase == phase
-    assert stated.requested % 2**21 == 0 and stated.requested > free
-    lines = {"train.py": "model, as loaded", "dit.py": "activations"}
-    for name, kind in lines.items():
-        assert sum(size for line, size in found.lines.items() if name in line) >= held[kind]
+    for name, what in {"train.py": "model, as loaded", "dit.py": "activations"}.items():
+        assert sum(size for line, size in found.lines.items() if name in line) >= held[what]
 
 
 class Runs:
@@ -99,7 +164,7 @@ class Runs:
 
 # ---- bad and odd files ----
 
-DATA = pickle.dumps(run_out("full", seed=1)[0])
+DATA = pickle.dumps(run_out("activations", 2000, 2000)[0])
 BAD = {
     "empty": (b"", "it is empty"),
     "binary": (bytes(range(256)) * 8, "neither text nor a pickle"),

@@ -8,25 +8,23 @@ import json
 import pytest
 
 from harness import cli
-from harness.planner import overhead, pool, uncertainty, verdict
+from harness.planner import overhead, uncertainty, verdict
 from harness.planner.calibration import store
-from harness.planner.calibration import store as here
 from harness.planner.speed import rates, roofline
-from harness.planner.speed import rates as calibrated
 from harness.planner.speed.roofline import SPREAD
 from harness.prediction import Work
 from harness.system import cards
 from strategies.base import BadInput
 from tests.made.calibrations import CPU, GIB, H200, MIB, made, row, rows
-from tests.made.predictions import asked, prediction
+from tests.made.predictions import asked, made_up, prediction
 
 
 @pytest.fixture(autouse=True)
 def kept(monkeypatch, tmp_path):
     """A store of this test alone, on a machine with that CPU."""
     monkeypatch.setattr(store, "OWN", tmp_path / "own")
-    monkeypatch.setattr(here, "torch", lambda: "2.13.0")
-    monkeypatch.setattr(here, "processor", lambda: CPU.name)
+    monkeypatch.setattr(store, "torch", lambda: "2.13.0")
+    monkeypatch.setattr(store, "processor", lambda: CPU.name)
     return tmp_path / "own"
 
 
@@ -51,48 +49,47 @@ def one(kind: str, processes: int = 1, on=None, **more) -> roofline.Seconds:
 # ---- rates ----
 
 
-def test_each_kind_of_work_takes_what_was_measured():
-    slender = one("product", flops=10**15, bytes=2 * 10**12)  # 500 multiplications for each number
-    assert slender.compute == pytest.approx(10**15 / 600e12)
-    assert one("product", flops=10**15).compute == pytest.approx(10**15 / 800e12)
-    assert one("product", flops=10**15, dtype="float32").compute == pytest.approx(1e15 / 50e12)
-    assert one("attention", flops=10**15).compute == pytest.approx(1e15 / 250e12)
-    assert one("memory", bytes=5 * MIB).compute == pytest.approx(3e-6)  # a launch
-    assert one("memory", bytes=100 * MIB).compute == pytest.approx(100 * MIB / 8e12)
-    assert one("memory", bytes=1000 * MIB).compute == pytest.approx(1000 * MIB / 4e12)
-    assert one("transfer", bytes=9 * 10**9).offload == pytest.approx(9e9 / 45e9)
+@pytest.mark.parametrize(("kind", "given", "seconds"), [
+    ("product", {"flops": 10**15, "bytes": 2 * 10**12}, 10**15 / 600e12),  # 500 products a number
+    ("product", {"flops": 10**15}, 10**15 / 800e12),
+    ("product", {"flops": 10**15, "dtype": "float32"}, 10**15 / 50e12),
+    ("attention", {"flops": 10**15}, 10**15 / 250e12),
+    ("memory", {"bytes": 5 * MIB}, 3e-6),  # a launch
+    ("memory", {"bytes": 100 * MIB}, 100 * MIB / 8e12),
+    ("memory", {"bytes": 1000 * MIB}, 1000 * MIB / 4e12),
+    ("transfer", {"bytes": 9 * 10**9}, 9e9 / 45e9),
+    ("streamed", {"bytes": 9 * 10**9}, 9e9 / 45e9),  # nothing hides it
+])  # fmt: skip
+def test_each_kind_of_work_takes_what_was_measured(kind, given, seconds):
+    found = one(kind, **given)
+    assert found.compute + found.offload == pytest.approx(seconds)
+
+
+def test_copies_and_collectives_take_what_was_measured_where_nothing_hides_them():
     streamed = {"bytes": 9 * 10**9}
-    assert one("streamed", **streamed).offload == pytest.approx(9e9 / 45e9), "nothing hides it"
     busy = [work("product", flops=600 * 10**12), work("streamed", **streamed)]
     assert roofline.seconds(busy, card(made(rows=[])), 1).offload == 0
     # As an optimizer in host memory does: weights go back while the host steps the next ones.
     aside = [work(kind, phase="optimizer", **streamed) for kind in ("host", "streamed")]
     both, host = (roofline.seconds(some, card(made(rows=[])), 1) for some in (aside, aside[:1]))
-    link, memory = 9e9 / 45e9, host.offload
-    assert both.offload == pytest.approx(max(link, memory)) and memory > 0
+    assert both.offload == pytest.approx(max(9e9 / 45e9, host.offload)) and host.offload > 0
     sent = one("collective", 8, bytes=8 * 10**9).communication
     assert sent == pytest.approx(2e-5 + 7e9 / 300e9)
 
 
-def host_bound(scatter: float = 0.0) -> list:
-    """Rows of a GPU at 1.25 times its ceilings, beside two whose host takes 40 us an operation."""
-    device = [dataclasses.replace(one, operations=1000) for one in rows(1.25, scatter)]
-    waiting = [row("single", 0.4, 0.01, operations=10_000), row("ddp", 0.2, 0.02, operations=5000)]
-    return [waiting[0], *device, waiting[1]]
-
-
 def test_rows_that_wait_for_the_host_tell_its_speed_and_not_the_card_s():
-    fit = store.applied(made(rows=host_bound(0.02))).fitted
+    """Rows of a GPU at 1.25 times its ceilings, beside two whose host takes 40 us an operation."""
+    device = [dataclasses.replace(one, operations=1000) for one in rows(1.25, 0.02)]
+    waiting = [row("single", 0.4, 0.01, operations=10_000), row("ddp", 0.2, 0.02, operations=5000)]
+    bound = made(rows=[waiting[0], *device, waiting[1]])
+    fit = store.applied(bound).fitted
     assert fit.host == pytest.approx(40e-6) and fit.rows == 6
-    kept = store.applied(made(rows=host_bound(0.02)))
-    assert kept.fitted is kept.fitted, "a search reads it thousands of times"
     assert fit.factors["compute"] == pytest.approx(1.25, rel=0.03)
-    on = card(made(rows=host_bound(0.02)))
-    many = one("memory", on=on, bytes=8, count=10_000)
+    many = one("memory", on=card(bound), bytes=8, count=10_000)
     assert many.total == pytest.approx(0.4) and many.spread < 0.15 * many.total
     share = max(fit.shares.values())
     assert (many.total / many.low, many.high / many.total) == pytest.approx((1 + share,) * 2)
-    assert one("product", on=on, flops=10**15).overhead == 0
+    assert one("product", on=card(bound), flops=10**15).overhead == 0
     without = store.applied(made(rows=rows(1.25, 0.02))).fitted
     assert without.host == 0 and without.factors["compute"] == pytest.approx(1.25, rel=0.03)
 
@@ -142,23 +139,28 @@ def test_what_stands_beside_a_training_is_what_was_measured():
 def test_a_card_that_no_table_knows_is_planned_for_once_it_was_measured(kept):
     unknown = dataclasses.replace(H200, name="NVIDIA Rubin R100", memory_bytes=280 * GIB)
     with pytest.raises(BadInput):
-        calibrated.find("NVIDIA Rubin R100")
+        rates.find("NVIDIA Rubin R100")
     keep(made(device=unknown), kept)
-    found = calibrated.as_calibrated(calibrated.find("nvidia rubin r100"))
+    found = rates.as_calibrated(rates.find("nvidia rubin r100"))
     assert found.words == "NVIDIA Rubin R100 (280.0 GiB)" and found.calibrated is not None
 
 
 def test_the_calibration_of_another_card_is_not_taken(kept):
     keep(made(), kept)
-    assert calibrated.as_calibrated(cards.find("H200")).calibrated is not None
-    assert calibrated.as_calibrated(cards.find("H100-80GB")).calibrated is None
-    assert calibrated.as_calibrated(cards.of_size(139 * GIB)).calibrated is None
-    assert calibrated.as_calibrated(calibrated.this_cpu()).calibrated is None
+    assert rates.as_calibrated(cards.find("H200")).calibrated is not None
+    assert rates.as_calibrated(cards.find("H100-80GB")).calibrated is None
+    assert rates.as_calibrated(cards.of_size(139 * GIB)).calibrated is None
+    assert rates.as_calibrated(rates.this_cpu()).calibrated is None
     keep(made(CPU), kept)
-    assert calibrated.as_calibrated(calibrated.this_cpu()).calibrated is not None
+    assert rates.as_calibrated(rates.this_cpu()).calibrated is not None
 
 
-# ---- a CPU's memory ----
+# ---- plans ----
+
+
+def on_cpu(gib: float):
+    none = {"allocated": None, "reserved": None, "least": None, "host": None}
+    return dataclasses.replace(prediction(gib), device="cpu", **none)
 
 
 def test_a_cpu_must_hold_all_processes():
@@ -169,21 +171,8 @@ def test_a_cpu_must_hold_all_processes():
     assert verdict.judge(asked("ddp", device="cpu", processes=4), on_cpu(3), cpu).verdict == "no"
 
 
-def on_cpu(gib: float):
-    none = {"allocated": None, "reserved": None, "least": None, "host": None}
-    return dataclasses.replace(prediction(gib), device="cpu", **none)
-
-
-# ---- the command ----
-
-
 def planned(capsys, monkeypatch, *words: str) -> str:
-    def predict_all(given, folder, *, done, **more):
-        for index, _ in enumerate(given):
-            done(index, on_cpu(1) if "--cpu" in words else prediction(1))
-        return [on_cpu(1) if "--cpu" in words else prediction(1) for _ in given]
-
-    monkeypatch.setattr(pool, "predict_all", predict_all)
+    made_up(monkeypatch, lambda row: on_cpu(1) if "--cpu" in words else 1)
     assert cli.main(["plan", "--recipes", "ddp", "zero2", *words]) == 0
     return " ".join(capsys.readouterr().out.split())
 

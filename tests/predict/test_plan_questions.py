@@ -15,7 +15,8 @@ from harness.prediction import Prediction
 from harness.resolve import Resolved
 from harness.spec import Spec
 from harness.subjects.library import families
-from tests.made.predictions import made_up
+from tests.made.predictions import GIB, made_up
+from tests.made.publics import MINIATURES
 
 pytestmark = pytest.mark.usefixtures("sure")
 
@@ -70,15 +71,6 @@ def test_a_guard_lets_nothing_by_that_its_range_leaves_open(world, capsys, monke
     line = capsys.readouterr().out
     assert line.startswith("tight on the GPU: ") and "needs 22.7 (20.4 to 25.0) of 23.0 GiB" in line
     assert plan("25GiB", FLUX.recipe, "--check") == 0
-
-
-def test_a_guard_names_the_host_where_it_is_what_is_short(world, capsys):
-    words = [FLUX.recipe, "--check", "--host-memory"]
-    assert plan("48GiB", *words, "16GiB") == 1
-    line = capsys.readouterr().out
-    assert line.startswith("does not fit: ") and "as --host-memory says" in line
-    assert "needs 22.0 GiB of host memory, of 16.0" in line and "more than it has" not in line
-    assert plan("48GiB", *words, "32GiB") == 0
 
 
 def test_a_guard_says_why_not_by_how_much_and_what_would(world, capsys):
@@ -156,15 +148,11 @@ def test_encoders_are_offered_and_counted(world, capsys):
 # ---- names as people type them ----
 
 
-@pytest.mark.parametrize(
-    ("words", "model", "recipe"),
-    [
-        (["--model", "DiT-XL/2", "--recipes", "lora+bfloat16"], "DiT-XL/2", "single+bf16+lora"),
-        (["--model", "dit-b/4", "--recipes", "ZeRO-3+half"], "DiT-B/4", "zero3+fp16"),
-        (["--model", "FLUX.1-dev", "--recipes", "gradient_checkpointing"], "flux-dev",
-         "single+checkpoint"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("words", "model", "recipe"), [
+    (["--model", "dit-b/4", "--recipes", "ZeRO-3+half"], "DiT-B/4", "zero3+fp16"),
+    (["--model", "FLUX.1-dev", "--recipes", "gradient_checkpointing"], "flux-dev",
+     "single+checkpoint"),
+])  # fmt: skip
 def test_other_spellings_are_the_same_question(words, model, recipe):
     parser = argparse.ArgumentParser()
     add_arguments(parser)
@@ -197,3 +185,57 @@ def test_every_preset_is_found_by_its_names_on_the_hub():
         for other in (name, name.upper(), *known.hub, *(hub.lower() for hub in known.hub)):
             assert families.canonical(other) == name
     assert families.canonical("black-forest-labs/FLUX.1-Kontext-dev") not in families.table()
+
+
+# ---- several numbers of GPUs, and several resolutions ----
+
+SMALL = ["--model", "DiT-T/4", "--gpu", "H100-80GB"]
+
+
+@pytest.fixture
+def told(tmp_path, monkeypatch):
+    """Plan, and return the rows as data. A need is the samples of a GPU, and the ranks, in GiB."""
+
+    def rows(*words: str) -> list[dict]:
+        file = tmp_path / "told.json"
+        assert cli.main(["plan", *SMALL, *words, "--json", str(file)]) == 0
+        return json.loads(file.read_text())["rows"]
+
+    made_up(monkeypatch, lambda row: 5 + row.spec.processes / 1024)
+    return rows
+
+
+def test_each_row_is_the_plan_of_its_number(told, capsys):
+    several = told("--recipes", "ddp", "--gpus", "8", "1024", "1")
+    text = " ".join(capsys.readouterr().out.split())
+    assert "Nothing above eight GPUs was ever compared with a measurement" in text
+    asked = [(row["gpus"], row["recipe"], row["global_batch"]) for row in several]
+    assert asked == [(1, "single", 32), (8, "ddp", 256), (1024, "ddp", 32 * 1024)]
+    for row in several:
+        (alone,) = told("--recipes", "ddp", "--gpus", str(row["gpus"]))
+        assert alone == {name: row[name] for name in alone}
+    assert len({row["need_bytes"] for row in several}) == 3
+
+
+def test_a_number_that_cannot_be_is_told_and_the_others_are_planned(told, capsys):
+    words = ["--recipes", "ddp", "--global-batch", "8", "--gpus", "3", "8"]
+    first, second = told(*words)
+    assert "3 GPUs: global_batch 8 does not divide" in " ".join(capsys.readouterr().out.split())
+    assert first["refused"] and (second["gpus"], second["recipe"]) == (8, "ddp")
+
+
+def test_of_several_resolutions_the_largest_is_planned(monkeypatch, tmp_path, capsys):
+    def need(row: Resolved) -> float:
+        space = row.subject.space
+        return space.height * space.width / 32 + space.text / 1024
+
+    made_up(monkeypatch, need)
+    file = tmp_path / "plan.json"
+    words = ["plan", "--model", "qwen-image", "--set", MINIATURES["qwen-image"][0]]
+    words += ["--recipes", "single+bf16_pure", "--resolution", "64,128,128x64", "--gpu-memory"]
+    assert cli.main([*words, "24GiB", "--text", "5", "--json", str(file)]) == 0
+    said = capsys.readouterr().out
+    assert "qwen-image at 128x128, 5 tokens of text" in said and "Samples" not in said
+    found = json.loads(file.read_text())
+    assert [round(row["need_bytes"] / GIB, 1) for row in found["rows"]] == [8.7]
+    assert cli.main([*words, "7GiB", "--check"]) == 1
