@@ -17,9 +17,7 @@ from harness import ROOT, cli
 from harness.planner import records
 from harness.planner.oom import log, reading, snapshot
 from harness.planner.oom.log import Failure
-from harness.planner.plan import tracing
-from harness.planner.verdict import judge
-from tests.made.predictions import prediction
+from tests.made.predictions import made_up
 
 CASES = yaml.safe_load(Path(__file__).with_name("cases.yaml").read_text(encoding="utf-8"))
 
@@ -212,9 +210,15 @@ ODD = {
 }
 
 
+def given(monkeypatch: pytest.MonkeyPatch, data: bytes) -> None:
+    """What is piped into a command."""
+    pipe = io.TextIOWrapper(io.BufferedReader(io.BytesIO(data)))
+    monkeypatch.setattr(sys, "stdin", pipe)
+
+
 @pytest.mark.parametrize("name", ODD)
 def test_an_odd_log_gives_the_same_numbers(name, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BufferedReader(io.BytesIO(ODD[name]))))
+    given(monkeypatch, ODD[name])
     assert cli.main(["oom", "-"]) == 0
     text = capsys.readouterr().out
     assert "20.7 GiB of 23.6 GiB" in text and "process 1114104" in text
@@ -238,15 +242,12 @@ def need_of(recipe: str) -> float:
     return large / 2 if "share" in recipe else large
 
 
-def answer(monkeypatch, capsys, *words: str) -> str:
-    """The output after the measures, with made predictions."""
-
-    def judged(rows, gpu, *_):
-        return [judge(row, prediction(need_of(str(row.recipe))), gpu) for row in rows]
-
-    monkeypatch.setattr(tracing, "judged", judged)
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BufferedReader(io.BytesIO(words[0]))))
-    assert cli.main(["oom", "-", *words[1:]]) == 0
+def answer(monkeypatch, capsys, *words: str, need=need_of) -> str:
+    """The output after the measures for ``MESSAGE``, with made predictions."""
+    made_up(monkeypatch, lambda row: need(str(row.recipe)))
+    monkeypatch.setattr(records, "find", lambda *_: None)
+    given(monkeypatch, MESSAGE.encode())
+    assert cli.main(["oom", "-", *words]) == 0
     return capsys.readouterr().out.partition("Try, cheapest first:")[2]
 
 
@@ -254,7 +255,7 @@ DIT = ("--model", "DiT-XL/2", "--gpus", "1", "--recipe")
 
 
 def test_changes_fit_the_card_of_the_message_without_what_others_hold(monkeypatch, capsys):
-    text = answer(monkeypatch, capsys, MESSAGE.encode(), *DIT, "single+bf16")
+    text = answer(monkeypatch, capsys, *DIT, "single+bf16")
     assert "of 23.6 GiB, 1.6 GiB of it for other processes" in " ".join(text.split())
     changes = re.findall(r"^- (\+.+): ([\d.]+) GiB, time", text, re.M)
     assert changes[0][0] == "+checkpoint" and 1 < len(changes) <= 3
@@ -268,16 +269,13 @@ def test_the_plan_is_searched_where_no_single_change_fits(monkeypatch, capsys):
     def need(recipe: str) -> int:
         return 12 if "to=fp8" in recipe and "block_swap" not in recipe else 28
 
-    monkeypatch.setitem(globals(), "need_of", need)
-    monkeypatch.setattr(records, "find", lambda *_: None)
     words = ("--model", "flux-dev", "--recipe", "single+bf16_pure+lora:rank=16")
-    text = answer(monkeypatch, capsys, MESSAGE.encode(), *words)
+    text = answer(monkeypatch, capsys, *words, need=need)
     assert "Smallest changes predicted to fit" in text and "- +cast:to=fp8" in text, text
 
 
 def test_a_card_that_the_message_does_not_state_is_asked_for(monkeypatch, capsys):
-    cut = io.TextIOWrapper(io.BufferedReader(io.BytesIO(b"RuntimeError: CUDA out of memory.")))
-    monkeypatch.setattr(sys, "stdin", cut)
+    given(monkeypatch, b"RuntimeError: CUDA out of memory.")
     assert cli.main(["oom", "-", *DIT, "single+bf16"]) == 2
     assert "add --gpu CARD" in capsys.readouterr().err
 
