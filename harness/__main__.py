@@ -10,7 +10,6 @@ from harness.cli import main
 
 
 def start() -> int:
-    """Run the command line of this process; return its exit code."""
     # Children import the harness, and nothing from their current folder, as run.sh has it.
     others = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     kept = [path for path in others if path and path != str(ROOT)]

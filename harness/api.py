@@ -20,11 +20,7 @@ __all__ = ["BadInput", "PlanRow", "Result", "load_results", "measured", "plan"]
 
 
 def load_results(folder: str | Path) -> list[Result]:
-    """Return the measured rows of a results folder; a warning names each unreadable file.
-
-    Raises:
-        BadInput: the folder holds none.
-    """
+    """Return the measured rows of a results folder; a warning names each unreadable file."""
     results, skipped = load_all(Path(folder))
     for line in skipped:
         warnings.warn(line, stacklevel=2)

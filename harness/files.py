@@ -66,8 +66,6 @@ def writing(path: Path) -> Iterator[None]:
 def claim(folder: Path, names: Iterable[str], *, force: bool = False) -> None:
     """Create ``folder`` and mark ``names`` (``fnmatch`` patterns) there as Headroom's.
 
-    An old folder with results but without a mark counts as Headroom's.
-
     Raises:
         Taken: a file of such a name exists and is not Headroom's, or is a link to a folder.
     """
@@ -95,7 +93,6 @@ def claim_file(path: Path, *, force: bool = False) -> None:
 
 
 def clear(folder: Path, names: Iterable[str]) -> None:
-    """Delete the claimed ``names`` in ``folder``."""
     for path in _named(folder, names):
         remove(path)
 
@@ -157,11 +154,7 @@ def _mark(folder: Path) -> dict[str, Any]:
 
 
 def _inside_of_ours(folder: Path) -> bool:
-    """Return whether this folder lies within a claimed name of a marked folder above.
-
-    Raises:
-        Taken: a folder on the way is a symbolic link.
-    """
+    """Return whether this folder lies within a claimed name of a marked folder above."""
     way = [folder, *folder.parents][:4]
     for depth, path in enumerate(way[:-1], start=1):
         if _matches(path, _mark(way[depth])):

@@ -21,11 +21,9 @@ PLANNER = {
 
 
 def load(place: str) -> Callable[..., Any]:
-    """Import and return a "module:function"."""
     module, _, name = place.partition(":")
     return getattr(importlib.import_module(module), name)
 
 
 def planner(name: str) -> Callable[..., Any]:
-    """Return the planner's function of that name."""
     return load(PLANNER[name])

@@ -1,7 +1,4 @@
-"""JSON files: atomic writes, and reads that check and rebuild the original types.
-
-This module does not import torch, so results can be read on any machine.
-"""
+"""JSON files: atomic writes, and reads that check and rebuild the original types. No torch."""
 
 from __future__ import annotations
 
@@ -36,11 +33,8 @@ def read_json(
     """Read a JSON file from an untrusted source; its text is made printable.
 
     ``build`` checks it against ``kind``, and calls it ``name``. ``schema`` is the required value of
-    its field of that name (0: it has none); ``beyond`` bounds every integer.
-
-    Raises:
-        BadFile: it is unreadable, no JSON, out of bounds (``strategies.files``), or of another
-            schema or type.
+    its field of that name (0: it has none); ``beyond`` bounds every integer. A BadFile says why it
+    is unreadable, out of bounds (``strategies.files``), or of another schema or type.
     """
     try:
         with bounded_memory():
@@ -93,7 +87,7 @@ def _plain_data(data: Any, depth: int, beyond: int) -> Any:
 def _text(text: str) -> str:
     """Return ``text`` made printable; raise for a lone surrogate, which no valid file has.
 
-    Equal texts become one object, because the files of a set repeat most of their text.
+    Equal texts become one object: the files of a set repeat most of their text.
     """
     if text.isascii() and text.isprintable():
         return sys.intern(text)
@@ -102,10 +96,7 @@ def _text(text: str) -> str:
 
 
 def write_json(path: Path, data: Any, *, durable: bool = True) -> None:
-    """Write ``data`` as JSON to a temporary file, then rename it to ``path``.
-
-    ``durable`` flushes it to disk first, so that a power cut cannot leave a partial file.
-    """
+    """Write ``data`` as JSON to ``path``, atomically; ``durable`` survives a power cut."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with whole(path, durable=durable) as stream:
         json.dump(data, stream, indent=1, default=plain)
@@ -114,11 +105,7 @@ def write_json(path: Path, data: Any, *, durable: bool = True) -> None:
 
 @contextlib.contextmanager
 def whole(path: Path, *, durable: bool = False) -> Iterator[IO[str]]:
-    """Open a temporary text file that replaces ``path`` at the end.
-
-    A reader never sees a partial file. A link at ``path`` is replaced, not followed. Bytes of file
-    names that are not text are written as escapes.
-    """
+    """Open a temporary text file that replaces ``path``, or a link there, at the end."""
     temporary = path.with_name(f".{path.name[:200]}.{secrets.token_hex(4)}")
     # tempfile creates files with mode 0600, but the user's umask should decide.
     handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)

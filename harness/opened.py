@@ -44,7 +44,6 @@ def _environment() -> tuple[str, ...]:
 
 @functools.lru_cache(maxsize=1)
 def _install() -> None:
-    """Install the hook; Python never removes one."""
 
     def hook(event: str, given: tuple[object, ...]) -> None:
         if event != "open" or not _listeners or isinstance(given[0], int):
@@ -78,7 +77,22 @@ def _decides(path: str, roots: Sequence[str], named: Iterable[str]) -> bool:
     )
 
 
-# ---- in a worker ----
+def _listen(
+    roots: Iterable[str], named: Iterable[str], tell: Callable[[str, bool], None]
+) -> Listener:
+    """From here on, tell each written path, and each read one that may decide a row, once."""
+    below, seen = list(roots), set[tuple[str, bool]]()
+
+    def note(path: str, writes: bool) -> None:
+        path = _source(path)
+        if (path, writes) not in seen and "\n" not in path:
+            seen.add((path, writes))
+            if writes or _decides(path, below, named):
+                tell(path, writes)
+
+    _install()
+    _listeners.append(note)
+    return note
 
 
 def record(folder: Path, rank: int, roots: Iterable[Path], words: Iterable[str] = ()) -> None:
@@ -93,20 +107,27 @@ def record(folder: Path, rank: int, roots: Iterable[Path], words: Iterable[str] 
     target, here = folder / "ranks" / f"rank{rank}.{RECORD}", str(folder.absolute()) + os.sep
     target.parent.mkdir(parents=True, exist_ok=True)
     handle = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-    seen: set[tuple[str, bool]] = set()
 
-    def note(path: str, writes: bool) -> None:
-        path = _source(path)
-        if (path, writes) in seen or path.startswith(here) or "\n" in path:
-            return
-        seen.add((path, writes))
-        if writes or _decides(path, below, named):
+    def tell(path: str, writes: bool) -> None:
+        if not path.startswith(here):
             os.write(handle, f"{'w' if writes else 'r'} {path}\n".encode(errors="surrogateescape"))
 
+    note = _listen(below, named, tell)
     for path in sorted(named):
         note(path, False)
-    _install()
-    _listeners.append(note)
+
+
+@contextlib.contextmanager
+def noted(found: set[str], roots: Iterable[Path]) -> Iterator[None]:
+    """Add what decides the code in this context to ``found``, without what it writes."""
+    written = set[str]()
+    below = [os.path.abspath(root) for root in roots]
+    note = _listen(below, (), lambda path, writes: (written if writes else found).add(path))
+    try:
+        yield
+    finally:
+        _listeners.remove(note)
+        found -= written
 
 
 # ---- in the launching process ----
@@ -149,27 +170,3 @@ def digest(path: Path | str) -> str:
     if told.st_size > WHOLE_BYTES or not os.path.isfile(path):
         return f"{told.st_size}:{told.st_mtime_ns}"
     return hashlib.sha256(Path(path).read_bytes()).hexdigest()[:16]
-
-
-# ---- in one process ----
-
-
-@contextlib.contextmanager
-def noted(found: set[str], roots: Iterable[Path]) -> Iterator[None]:
-    """Add what decides the code in this context to ``found``, without what it writes."""
-    below, written = [os.path.abspath(root) for root in roots], set[str]()
-
-    def note(path: str, writes: bool) -> None:
-        path = _source(path)
-        if writes:
-            written.add(path)
-        elif _decides(path, below, ()):
-            found.add(path)
-
-    _install()
-    _listeners.append(note)
-    try:
-        yield
-    finally:
-        _listeners.remove(note)
-        found -= written

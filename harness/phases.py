@@ -54,11 +54,7 @@ EITHER = (("bf16", "fp16", "fp32"), ("alone", "loaded", "step"), ("encoders", "v
 
 
 def planned(words: str | Iterable[str]) -> dict[str, tuple[str, ...]]:
-    """Parse ``load:fp32,validate:tiled+encoders`` into phase -> variants; empty for the step alone.
-
-    Raises:
-        BadInput: an unknown phase or variant, or two variants that exclude each other.
-    """
+    """Parse ``load:fp32,validate:tiled+encoders`` into phase -> variants, without the step."""
     text = words if isinstance(words, str) else ",".join(words)
     found: dict[str, tuple[str, ...]] = {}
     for word in filter(None, text.replace(" ", "").split(",")):

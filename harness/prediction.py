@@ -24,12 +24,10 @@ class Work:
     """``count`` equal ops of one ``kind`` and optimizer step.
 
     - product, attention, memory: kernels.
-    - collective: ``bytes`` on the wire for many ranks; overlapped: one hidden behind computation.
-    - transfer: a copy from device to host or back; streamed: one hidden behind the computation of
-    its phase and the host's own work there.
+    - collective: ``bytes`` on the wire for many ranks; overlapped: hidden behind computation.
+    - transfer: a copy from device to host or back; streamed: hidden behind computation.
     - host, nvme: bytes of host memory or of files.
-    - chain: a rank waits (``group`` - 1) / ``count`` of its computation, because ``count`` micro
-    batches pass through ``group`` ranks.
+    - chain: a rank waits (``group`` - 1) / ``count`` of its computation, in a pipeline.
 
     A collective is among ``group`` ranks that are ``stride`` apart; 0: among all.
     """
@@ -66,12 +64,10 @@ class Aside:
 
 @dataclass(frozen=True, kw_only=True)
 class Prediction:
-    """Memory and work of one rank. If ranks differ, ``rank`` is the one with the highest peak.
+    """Memory and work of one rank: of that with the highest peak, ``rank``.
 
     ``method`` is "trace" (the real step on tensors without storage) or "none", with a ``reason``;
-    ``fault`` is the message that a library raised or printed.
-
-    Peaks, in bytes, are of live tensors:
+    ``fault`` is the message that a library raised or printed. Peaks, in bytes of live tensors:
 
     - ``peak``: of the whole training, set-up included; ``phases``: of each phase.
     - ``first_step``: of the first step, which begins without optimizer state.
@@ -82,12 +78,9 @@ class Prediction:
     - ``between``: on the device between two steps. ``nvme``: swapped to files.
     - ``denoising``: of a forward pass without gradients.
 
-    ``allocated`` and ``reserved`` are the peaks of CUDA's caching allocator, None without a GPU;
-    ``least`` is the smallest limit under which its allocations still succeed. ``attention`` names
-    the kernels of the trace. ``buckets`` is the category in which a measured step counts the
-    engine's communication buckets. ``asides`` has the encoders and VAE of each phase beside the
-    step (``harness.phases.PLANNED``). ``recorded`` is the day on which it was made, if it ships
-    with the project. The planner adds a card's workspaces, context and times.
+    ``allocated`` and ``reserved`` are the peaks of CUDA's caching allocator; ``least`` is the
+    smallest limit under which its allocations still succeed. ``buckets`` is the category in which a
+    measured step counts communication buckets. ``recorded``: the day, if it ships with the project.
     """
 
     recipe: str
@@ -129,16 +122,11 @@ class Prediction:
         return self.peak.bytes if self.peak else None
 
     def write(self, path: Path) -> None:
-        """Write the prediction to ``path`` atomically."""
         write_json(path, dataclasses.asdict(self), durable=False)
 
 
 def load(path: Path) -> Prediction:
-    """Read the prediction in ``path``.
-
-    Raises:
-        BadFile: unreadable, of another schema, or a field of the wrong type; names the file.
-    """
+    """Read the prediction in ``path``; a BadFile names the file and its fault."""
     return read_json(path, Prediction, name="prediction", schema=SCHEMA, beyond=BEYOND)
 
 
@@ -150,15 +138,11 @@ def kept(path: Path) -> Prediction | None:
 
 
 def read(data: dict[str, Any]) -> Prediction:
-    """Return the prediction that was written as ``data``, after a check of its types."""
     return build(Prediction, data, "prediction")
 
 
 def read_predictions(folder: Path, skipped: list[str]) -> dict[str, Prediction]:
-    """Return spec key -> prediction of every run folder that has one; its name ends in the key.
-
-    ``skipped`` collects a line for each file that is no prediction.
-    """
+    """Return spec key -> prediction of every run folder; ``skipped`` collects bad files."""
     predictions = {}
     for path in sorted(Path(folder).glob(f"runs/*/{FILE}")):
         try:

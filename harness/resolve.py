@@ -72,7 +72,6 @@ class Resolved:
 
     @property
     def evaluations(self) -> int:
-        """Return the number of guided model evaluations from noise to samples."""
         heun = self.spec.objective == "flow"  # two evaluations per step
         return self.spec.drawn_steps * (2 if heun else 1)
 
@@ -80,10 +79,8 @@ class Resolved:
 def resolve(spec: Spec, facts: DataFacts | None = None, *, whole: bool = True) -> Resolved:
     """Check ``spec`` and derive the rest. ``facts`` describe its data, if they are known already.
 
-    Unless ``whole``, a batch that does not divide is the row's refusal and no error.
-
-    Raises:
-        BadInput: (SpecError, RecipeError, Conflict) one line that names the error and a remedy.
+    Unless ``whole``, a batch that does not divide is the row's refusal and no error. A BadInput
+    (SpecError, RecipeError, Conflict) names the error and a remedy.
     """
     from harness.data.feed import check_data
 
@@ -140,7 +137,6 @@ def resolve(spec: Spec, facts: DataFacts | None = None, *, whole: bool = True) -
 
 
 def shaping(spec: Spec) -> Shaping:
-    """Return the spec's settings of model and samples, except their names."""
     given = {f.name: getattr(spec, f.name) for f in dataclasses.fields(Shaping)}
     return Shaping(**given | {"data": spec.data.partition(":")[0]})
 

@@ -1,7 +1,6 @@
 """Results: the measurements of a run, in one typed and versioned JSON file, written atomically.
 
-Results hold raw numbers in base units (seconds, bytes). ``harness.report`` computes derived values.
-This module does not import torch, so a report can be made on any machine.
+They hold raw numbers in base units (seconds, bytes). Imports no torch: any machine can report.
 """
 
 from __future__ import annotations
@@ -83,15 +82,13 @@ class Categories:
     """Bytes of the tensors that were alive at the traced peak instant of one step.
 
     ``workspace`` is every tensor without another category: temporaries, communication buckets,
-    kernel scratch. ``phase`` (of the step) and ``where`` give the time and the op of the peak.
-    ``beyond_state`` is the largest sum of activations and workspace at any instant: a peak late in
-    backward consists of gradients, and does not show earlier activations. ``resident`` counts
-    models beside the trained one, in runs of a user's script.
+    kernel scratch. ``phase`` and ``where`` give the time and the op of the peak. ``beyond_state``
+    is the largest sum of activations and workspace at any instant. ``resident`` counts models
+    beside the trained one, in runs of a user's script.
 
     On a CPU the counts are of the tensors that the engine keeps on the device. ``host`` counts
-    those that it keeps in host memory, at their own peak instant (None: no such tensors), and
-    ``everywhere`` is the largest sum of both. ``placed_by`` is the source of the placement
-    (``harness.memory.tracer``); older results have an empty one and count both together.
+    those in host memory, at their own peak (None: none), and ``everywhere`` is the largest sum of
+    both. ``placed_by`` is the source of the placement; older results count both together.
     """
 
     parameters: int
@@ -110,7 +107,6 @@ class Categories:
 
     @property
     def total(self) -> int:
-        """Return the bytes alive at the traced peak."""
         state = self.parameters + self.gradients + self.optimizer_state + self.ema
         return state + self.activations + self.workspace + self.resident
 
@@ -119,7 +115,6 @@ class Categories:
 class StepUsage:
     """Kernel counts of each timed step (getrusage of one process with all its threads).
 
-    A voluntary switch: the process waited; a forced one: another task took its core.
     ``busy_seconds`` are core-seconds in which the ``cores`` that it may use ran any process
     (/proc/stat), in ticks of about 10 ms; 0 if the kernel does not report them.
     """
@@ -201,9 +196,8 @@ def _block(name: str) -> str:
 class GpuSample:
     """State of a GPU of the run at one moment, read by nvidia-smi; 0 for a missing number.
 
-    ``when`` is "before" or "after" the timed steps, with work on the device. ``held_back_by`` names
-    the reasons for a lowered clock other than the user's settings. ``processes`` counts the compute
-    processes on the GPU.
+    ``when`` is "before" or "after" the timed steps. ``held_back_by`` names the reasons for a
+    lowered clock other than the user's settings. ``processes`` counts compute processes.
     """
 
     when: str
@@ -327,11 +321,7 @@ class Result:
 
 
 def load(path: Path) -> Result:
-    """Read one result.
-
-    Raises:
-        BadResult: not JSON, another schema, or a field of the wrong type; names the file.
-    """
+    """Read one result; a BadResult names the file and its fault."""
     try:
         found = read_json(path, Result, name="result", schema=SCHEMA)
     except BadFile as error:

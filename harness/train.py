@@ -39,7 +39,6 @@ from strategies.launch_file import absolute_files
 
 
 def parse_options(argv: Sequence[str]) -> argparse.Namespace:
-    """Parse the worker's command line: a spec, an output folder, and options of a training."""
     parser = argparse.ArgumentParser(prog="python -m harness.train", description=__doc__)
     add_arguments(parser)
     parser.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="run folder")
@@ -73,7 +72,6 @@ def _in_one_line(result: Result, folder: Path) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run ``python -m harness.train``; return the exit code."""
     process.die_with_parent()
     process.own_tools_first()
     process.plain_architectures()

@@ -35,7 +35,6 @@ FROM_SUITE = ("model", "data", "global_batch", "processes")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of ``anatomy``."""
     parser.add_argument("recipe", metavar="RECIPE", help="strategies joined by +")
     add = parser.add_argument
     add("--out", type=folder_name, metavar="DIR", help="folder (default: results/anatomy/RECIPE)")

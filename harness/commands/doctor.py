@@ -39,7 +39,6 @@ SPILLS = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of ``doctor``."""
     add, text = parser.add_argument, "results folder (default: results)"
     add("--out", type=folder_name, metavar="DIR", default=Path("results"), help=text)
     add_json(parser)

@@ -31,7 +31,6 @@ DEVICES = 8
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of ``lint``."""
     add = parser.add_argument
     text = "DeepSpeed JSON or accelerate files (default: the JSON in launch_configs)"
     add("files", nargs="*", metavar="FILE", help=text)
@@ -76,7 +75,6 @@ def lint_files(options: argparse.Namespace) -> int:
 
 
 def own_files() -> list[Path]:
-    """Return the DeepSpeed JSON files of this project."""
     return sorted(FOLDER.glob("*.json"))
 
 
@@ -93,11 +91,7 @@ def findings(path: Path, spec: Spec) -> list[Finding]:
 
 @functools.lru_cache
 def checked(path: Path, processes: int | None = None) -> tuple[Mapping[str, Any], Sequence[str]]:
-    """Return a launch file's zero_optimization block, and the keys that its library passes over.
-
-    Raises:
-        SpecError: the file is unreadable, or its library refuses it; names every fault.
-    """
+    """Return a launch file's zero_optimization block, and the keys that its library passes over."""
     try:
         if path.suffix == ".json":
             data = read_json(path)

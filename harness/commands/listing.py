@@ -39,7 +39,6 @@ NAME_WIDTH = 23
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of ``list``."""
     text = f"{', '.join(KINDS)}, or the name of a strategy (default: strategies)"
     parser.add_argument("what", nargs="?", metavar="WHAT", default="strategies", help=text)
     add_json(parser)
@@ -66,7 +65,6 @@ def list_all(options: argparse.Namespace) -> int:
 
 
 def facts_of(name: str) -> dict[str, Any]:
-    """Return a strategy as plain data."""
     kind = CATALOG[name]
     return {
         "name": name,
@@ -100,11 +98,7 @@ def print_strategies(console: Console) -> None:
 
 
 def print_one(name: str, console: Console) -> None:
-    """Print what a strategy does, its parameters, parity and source, or why there is none.
-
-    Raises:
-        BadInput: there is no such strategy.
-    """
+    """Print what a strategy does, its parameters, parity and source, or why there is none."""
     absent, known, text = plain(name), name_of(name, CATALOG), ""
     if absent in ABSENT:
         text = f"{absent} is no strategy here: {ABSENT[absent]}"
@@ -186,6 +180,5 @@ LISTS = {"suites": list_suites, "models": list_models, "cards": list_cards}
 
 
 def first_sentence(doc: str | None) -> str:
-    """Return the first sentence of a docstring, on one line."""
     paragraph = " ".join((doc or "").strip().partition("\n\n")[0].split())
     return re.split(r"(?<=[.]) (?=[A-Z`])", paragraph)[0].replace("``", "`")

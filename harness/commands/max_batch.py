@@ -1,7 +1,7 @@
 """``./run.sh max-batch``: find the largest micro-batch that fits, by running out of memory.
 
-Every probe is a run of its own in fresh processes, so a process that ran out of memory cannot
-affect the next one. Probes are stored as results, so an interrupted search can continue.
+Every probe is a run of its own in fresh processes. Probes are stored as results, so an interrupted
+search can continue.
 """
 
 from __future__ import annotations
@@ -53,8 +53,7 @@ class Unclear(Exception):
 def search(fits: Callable[[int], bool], first: int, most: int) -> int:
     """Return the largest micro-batch up to ``most`` that fits; 0 if not even one sample does.
 
-    The size doubles until one does not fit. Then the search halves the gap between the largest that
-    fits and the smallest that does not.
+    The size doubles until one does not fit; then the search halves the gap.
     """
     low, high, size = 0, most + 1, min(first, most)
     while low + 1 < high:
@@ -81,11 +80,7 @@ class Search:
     results: dict[int, Result] = dataclasses.field(default_factory=dict)
 
     def fits(self, micro_batch: int) -> bool:
-        """Run one probe, or take the stored outcome of an earlier search.
-
-        Raises:
-            Unclear: the probe neither fitted nor ran out of memory.
-        """
+        """Run one probe, or take its stored outcome; raise Unclear if it has none."""
         samples = _samples(self.spec, micro_batch)
         resolved = resolve(dataclasses.replace(self.spec, global_batch=samples))
         folder = self.out / "runs" / run_name(resolved.spec)
@@ -115,7 +110,6 @@ class Search:
         return result.status is Status.OK
 
     def ended(self, *ends: Status) -> list[int]:
-        """Return the sizes whose probe ended so."""
         return [size for size, result in self.results.items() if result.status in ends]
 
     def record(self, answer: int | None) -> None:
@@ -136,7 +130,6 @@ class Search:
         write_json(self.out / "max_batch.json", {**head, "micro_batch": answer, "probes": probes})
 
     def known(self) -> str:
-        """Describe the result of the probes so far."""
         fits, over = self.ended(Status.OK), self.ended(*OUT_OF_MEMORY)
         words = [f"{max(fits)} fits"] if fits else []
         words += [f"{min(over)} does not"] if over else []
@@ -153,7 +146,6 @@ def _samples(spec: Spec, micro_batch: int) -> int:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of ``max-batch``."""
     add = parser.add_argument
     add_force(parser)
     add("--out", type=folder_name, metavar="DIR", help="folder (default: results/max-batch/RECIPE)")

@@ -62,7 +62,6 @@ def overrides(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def seconds(text: str) -> float:
-    """Parse a positive number of seconds, for argparse."""
     value = float(text)
     if not value > 0:
         raise argparse.ArgumentTypeError(f"{text} is not a number of seconds above 0")
@@ -77,7 +76,6 @@ def folder_name(text: str) -> Path:
 
 
 def add_force(parser: Any) -> None:
-    """Add the option to replace files of somebody else (``harness.files``)."""
     text = "also replace files that Headroom did not write (default: refuse, and name the file)"
     parser.add_argument("--force", action="store_true", help=text)
 
@@ -117,12 +115,7 @@ def write_answer(options: argparse.Namespace, answer: Mapping[str, Any]) -> None
 
 
 def check_file(path: Path, name: str, *, force: bool = False) -> None:
-    """Check, before hours of work, that the file of option ``name`` can be written, and claim it.
-
-    Raises:
-        SpecError: it cannot be written.
-        files.Taken: it exists, and is not Headroom's.
-    """
+    """Check, before hours of work, that a file can be written for option ``name``; claim it."""
     path = path.absolute()
     why = "it is a folder" if path.is_dir() else ""
     try:

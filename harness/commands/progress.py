@@ -41,7 +41,6 @@ class LiveLine:
         self.live: Live | None = None
 
     def line(self) -> Text:
-        """Return the live line."""
         raise NotImplementedError
 
     def rest_seconds(self) -> float | None:
@@ -63,7 +62,6 @@ class LiveLine:
             self.live.start()
 
     def stop(self) -> None:
-        """Remove the line."""
         if self.live is not None:
             self.live.stop()
             self.live = None
@@ -80,7 +78,6 @@ class LiveLine:
 
     @property
     def seconds(self) -> float:
-        """The seconds since ``start``."""
         return self.now() - self.begun
 
     def rest(self) -> str:
@@ -89,7 +86,6 @@ class LiveLine:
         return "" if left is None else f"  about {clock(left)} left"
 
     def times(self) -> str:
-        """Return the seconds taken and left, in words."""
         return clock(self.seconds) + self.rest()
 
 
@@ -111,7 +107,6 @@ class Waiting(LiveLine):
                 self.say(Text(f"{self.name}: {step}"))
 
     def status(self, status: dict[str, Any]) -> None:
-        """Show the phase of a run's status (``launch.run``)."""
         self.tell(phase_words(status))
 
     def line(self) -> Text:
@@ -173,7 +168,6 @@ class Predictions(LiveLine):
             self.console.print(text, style="dim", highlight=False)
 
     def line(self) -> Text:
-        """Return the live line, cut to the terminal's width."""
         words = f"[{self.ended}/{self.count}] {self.why or 'predicting'}".rstrip(" :")
         return Text(f"{words}  {self.times()}  {self.last}", no_wrap=True, overflow="ellipsis")
 
@@ -184,7 +178,6 @@ class Predictions(LiveLine):
 
 @contextlib.contextmanager
 def during(progress: Predictions, *given: Any) -> Iterator[None]:
-    """Begin ``progress`` with ``given``, and end it however the work ends."""
     progress.begin(*given)
     try:
         yield
@@ -193,12 +186,10 @@ def during(progress: Predictions, *given: Any) -> Iterator[None]:
 
 
 def counted(number: int, noun: str) -> str:
-    """Return the number and the noun, in the plural if needed."""
     return f"{number} {noun}{'s' * (number != 1)}"
 
 
 def phase_words(status: dict[str, Any]) -> str:
-    """Return the phase of a run's status in words."""
     phase = status.get("phase")
     return RUN_PHASES.get(phase or "start", phase or "")
 
@@ -213,6 +204,7 @@ class Progress(LiveLine):
         self.done = 0
         self.last: dict[str, Any] = {}
         self.spent: list[float] = []
+        self.measuring: tuple[float, int] | None = None
         self.recipe = ""
 
     def begin_suite(self, name: str, recipes: list[str], to_run: list[bool]) -> None:
@@ -223,15 +215,17 @@ class Progress(LiveLine):
 
     def begin_run(self, recipe: str, timeout: float | None) -> None:
         """Begin a row; ``timeout`` is its deadline in seconds."""
-        self.recipe, self.last = recipe, {}
+        self.recipe, self.last, self.measuring = recipe, {}, None
         self.start()
         if self.live is None:
             limit = f", at most {clock(timeout)}" if timeout else ""
             self.say(Text(f"{self._place()} {recipe}: begins{limit}{self.rest()}"))
 
     def status(self, status: dict[str, Any]) -> None:
-        """Show a run's status: phase, step, of (``launch.run``)."""
+        """Show a run's status: phase, step, of, loss (``launch.run``)."""
         self.last = status
+        if status.get("phase") == "measure" and self.measuring is None:
+            self.measuring = self.now(), status.get("step") or 0
         if self.beat():
             text = f"{self._place()} {self.recipe}: {self._where()}  {clock(self.seconds)}"
             self.say(Text(text))
@@ -261,14 +255,16 @@ class Progress(LiveLine):
         self.say(Text.assemble((self._head(), "dim"), words))
 
     def line(self) -> Text:
-        """Return the live line, cut to the terminal's width."""
         place, now = f"{self._place()} ", f"{self._where()}  {self.times()}  "
         given: dict[str, Any] = {"no_wrap": True, "overflow": "ellipsis"}
         return Text.assemble((place, "dim"), now, (self.recipe, "bold"), **given)
 
     def rest_seconds(self) -> float | None:
-        if not self.spent:
-            return None
+        if not self.spent:  # from the timed steps
+            begun, first = self.measuring or (0.0, 0)
+            step, of = self.last.get("step") or 0, self.last.get("of") or 0
+            timed = self.last.get("phase") == "measure" and step > first and len(self.recipes) == 1
+            return (of - step) * (self.now() - begun) / (step - first) if timed else None
         mean, spent = statistics.fmean(self.spent), self.seconds
         return max(0.0, mean - spent) + mean * sum(self.to_run[self.done + 1 :])
 
@@ -295,7 +291,9 @@ class Progress(LiveLine):
 
     def _where(self) -> str:
         step, of = (self.last.get(key) for key in ("step", "of"))
-        return phase_words(self.last) + (f" {step}/{of}" if of else "")
+        loss = self.last.get("loss")
+        words = phase_words(self.last) + (f" {step}/{of}" if of else "")
+        return words + (f"  loss {loss:.4f}" if loss is not None else "")
 
 
 def summary(result: Result) -> str:
@@ -308,7 +306,6 @@ def summary(result: Result) -> str:
 
 
 def clock(seconds: float) -> str:
-    """Format seconds as 12 s, 3 min 05 s or 2 h 10 min."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"

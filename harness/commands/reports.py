@@ -23,7 +23,6 @@ from harness.spec import SpecError
 
 
 def add_report_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of ``report``."""
     parser.add_argument("folder", type=folder_name, metavar="DIR", help="a results folder")
     add_force(parser)
     add_json(parser)
@@ -41,7 +40,6 @@ def report(options: argparse.Namespace) -> int:
 
 
 def add_compare_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of ``compare``."""
     parser.add_argument("old", type=folder_name, metavar="DIR", help="results before")
     parser.add_argument("new", type=folder_name, metavar="DIR", help="results after")
     add_json(parser)

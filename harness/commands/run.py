@@ -7,7 +7,7 @@ import dataclasses
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from rich.console import Console
 
@@ -46,7 +46,6 @@ SUITE_S = {f.name: f"the suite's, else {f.default}" for f in dataclasses.fields(
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of ``run``."""
     what, add = parser.add_mutually_exclusive_group(), parser.add_argument
     text = f"suite to run; {RUN} list suites shows them (default: default, or sampling)"
     what.add_argument("--suite", metavar="NAME_OR_FILE", help=text)
@@ -78,18 +77,26 @@ def run(options: argparse.Namespace) -> int:
     if node:
         out = node.folder(out)
         console.print(f"node {node.rank} of {node.count}: {out}", soft_wrap=True)
-    here = recall(out)
+    machine = recall(out)
     if not options.dry_run:
-        here = sighted(console, out, here, options.device)
-    asked = ask(options, given, here)
+        machine = sighted(console, out, machine, options.device)
+    suite, rows = ask(options, given, machine)
     if options.dry_run:
-        return _dry_run(asked, out)
-    for row in asked.rows if "processes" in given else ():
-        lack = None if row.refusal else obstacle(row, asked.machine)
+        return _dry_run(rows, machine, out)
+    for row in rows if "processes" in given else ():
+        lack = None if row.refusal else obstacle(row, machine)
         if lack and lack.about == GPUS:  # an explicit number above that of the GPUs is a mistake
             raise SpecError(str(lack))
     check_out(out, force=options.force)
-    planned, results, code = _measured(asked, given, node, out, options, console)
+    known = _deciding(machine)
+    machine = examined(console, out, needed_ops([row for row in rows if not row.refusal]))
+    if _deciding(machine) != known:
+        suite, rows = ask(options, given, machine)
+    planned = plan(rows, out, machine)
+    for warning in _warnings(suite, machine, options.device):
+        console.print(warning, style="yellow")
+    start = nodes.start_on(node, machine) if node else None
+    results, code = run_rows(suite, planned, out, options, console, machine=machine, start=start)
     rows = [row.resolved for row in planned]
     code = hooks.planner("after_run")(results, rows, options, out, console, code)
     show(results, load_all(out)[1], out, console)
@@ -100,36 +107,27 @@ def run(options: argparse.Namespace) -> int:
     return exit_code(results) if code is None else code
 
 
-def _measured(
-    asked: Asked,
-    given: Mapping[str, Any],
-    node: nodes.Node | None,
-    out: Path,
-    options: argparse.Namespace,
-    console: Console,
-) -> tuple[list[Planned], list[Result], int | None]:
-    """Return the rows as planned on the examined machine, their results, and a decided exit code.
+def _deciding(machine: Machine) -> tuple[str, int, int]:
+    """Return the facts of a machine that decide rows; GPU memory may decide the batch."""
+    return machine.device, len(machine.gpus), machine.smallest_gpu_bytes
 
-    ``node`` is this machine if the rows run on several.
-    """
-    ops = needed_ops([row for row in asked.rows if not row.refusal])
-    machine = examined(console, out, ops)
-    if _deciding(machine) != _deciding(asked.machine):
-        asked = ask(options, given, machine)
-    suite, planned = asked.suite, plan(asked.rows, out, machine)
-    _sighted(suite, machine)
-    for change in [] if options.device else _unseen(suite, machine):
-        console.print(change, style="yellow")
+
+def _warnings(suite: Suite, machine: Machine, asked: str | None) -> list[str]:
+    """Return what disturbs the suite; refuse it if torch cannot use the GPUs of its rows."""
+    if suite.device == "cuda" and (lack := lacks_sight(machine)):
+        raise SpecError(str(lack))
+    found = []
+    why = (machine.probe or {}).get("no_cuda")
+    if not asked and suite.device == "cpu" and why and not machine.gpus and has_driver():
+        text = f"this machine has a GPU driver, but torch sees no GPU ({why})"
+        found.append(f"{text}: the suite runs on the CPU")
     if others := at_work():  # also one that writes to another folder
-        console.print(
+        found.append(
             "another Headroom runs on this machine (process "
             f"{', '.join(map(str, others))}). Both measure times that are too long. Wait "
-            "for it, and run this command again with --fresh.",
-            style="yellow",
+            "for it, and run this command again with --fresh."
         )
-    start = nodes.start_on(node, machine) if node else None
-    given = {"machine": machine, "start": start}
-    return planned, *run_rows(suite, planned, out, options, console, **given)
+    return found
 
 
 def run_rows(
@@ -142,8 +140,7 @@ def run_rows(
 ) -> tuple[list[Result], int | None]:
     """Run the rows; return their results, and the exit code if it is decided already.
 
-    A full disk ends the suite with a report of the rows that were measured before it. ``more`` are
-    arguments of ``harness.suite.run.run_suite``.
+    A full disk ends the suite with a report of the rows that were measured before it.
     """
     progress = Progress(console)
     given = {"fresh": options.fresh, "timeout": options.timeout, **more}
@@ -158,68 +155,35 @@ def run_rows(
         return stop.results, INTERRUPTED
 
 
-class Asked(NamedTuple):
-    """The requested suite and its rows on ``machine``."""
-
-    suite: Suite
-    rows: list[Resolved]
-    machine: Machine
-
-
-def ask(options: argparse.Namespace, given: Mapping[str, Any], machine: Machine) -> Asked:
-    """Return the requested rows; a BadInput refuses them before any process starts."""
-    gpus = len(machine.gpus) * max(1, given.get("nodes", 1))
-    suite = _suite(options, given, machine)
-    specs = matrix.specs(suite, given, gpus=gpus, gpu_bytes=machine.smallest_gpu_bytes)
-    often = suite.noise_floor if options.noise_floor is None else options.noise_floor
-    specs = with_reference_again(specs, suite.reference, often)
-    rows: list[Resolved] = []
-    facts: dict[str, Any] = {}  # each data folder is read once
-    for spec in specs:
-        rows.append(resolve(spec, facts.get(spec.data), whole="global_batch" in given))
-        facts[spec.data] = rows[-1].subject.data
-    return Asked(suite, rows, machine)
-
-
-def _suite(options: argparse.Namespace, given: Mapping[str, Any], machine: Machine) -> Suite:
-    device = options.device or machine.device
+def ask(
+    options: argparse.Namespace, given: Mapping[str, Any], machine: Machine
+) -> tuple[Suite, list[Resolved]]:
+    """Return the requested suite and its rows; a BadInput refuses them at once."""
+    workload, device = given.get("workload", TRAIN), options.device or machine.device
     if device == "cuda" and not machine.gpus and not options.dry_run:
         why = (machine.probe or {}).get("no_cuda")
         seen = f"torch sees no GPU here{f' ({why})' if why else ''}"
         raise SpecError(f"device is cuda, and {seen}; use --device cpu")
-    workload = given.get("workload", TRAIN)
     if options.recipes:
-        return matrix.ad_hoc(options.recipes, device, workload)
-    usual = matrix.usual_suite(workload, device, len(machine.gpus))
-    return load_suite(options.suite or usual, device)
+        suite = matrix.ad_hoc(options.recipes, device, workload)
+    else:
+        usual = matrix.usual_suite(workload, device, len(machine.gpus))
+        suite = load_suite(options.suite or usual, device)
+    gpus = len(machine.gpus) * max(1, given.get("nodes", 1))
+    specs = matrix.specs(suite, given, gpus=gpus, gpu_bytes=machine.smallest_gpu_bytes)
+    often = suite.noise_floor if options.noise_floor is None else options.noise_floor
+    rows: list[Resolved] = []
+    facts: dict[str, Any] = {}  # each data folder is read once
+    for spec in with_reference_again(specs, suite.reference, often):
+        rows.append(resolve(spec, facts.get(spec.data), whole="global_batch" in given))
+        facts[spec.data] = rows[-1].subject.data
+    return suite, rows
 
 
-def _deciding(machine: Machine) -> tuple[str, int, int]:
-    """Return the facts of a machine that decide rows; GPU memory may decide the batch."""
-    return machine.device, len(machine.gpus), machine.smallest_gpu_bytes
-
-
-def _sighted(suite: Suite, machine: Machine) -> None:
-    """Refuse the whole suite if torch cannot use the GPUs, because no row could run."""
-    lack = lacks_sight(machine) if suite.device == "cuda" else None
-    if lack:
-        raise SpecError(str(lack))
-
-
-def _unseen(suite: Suite, machine: Machine) -> list[str]:
-    """Return a warning if there is a driver but neither nvidia-smi nor torch finds a GPU."""
-    why = (machine.probe or {}).get("no_cuda")
-    if suite.device != "cpu" or machine.gpus or not why or not has_driver():
-        return []
-    return [
-        f"this machine has a GPU driver, but torch sees no GPU ({why}): the suite runs on the CPU"
-    ]
-
-
-def _dry_run(asked: Asked, out: Path) -> int:
+def _dry_run(rows: Sequence[Resolved], machine: Machine, out: Path) -> int:
     """Print the command of each row for a shell, and a comment line for a row that cannot run."""
-    planned = plan(asked.rows, out, asked.machine)
-    if asked.machine.probe is None:
+    planned = plan(rows, out, machine)
+    if machine.probe is None:
         print(f"# ops and backends were not probed yet; {RUN} doctor probes them")
     for index, row in enumerate(planned, 1):
         more = "".join(f" ({note})" for note in row.notes)

@@ -35,11 +35,7 @@ def usual(recipe: str, device: str | None, machine: Machine) -> dict[str, Any]:
 def planned(
     ask: Ask, folder: Path, device: str | None, console: Console | None = None
 ) -> tuple[Machine, Planned]:
-    """Return the machine and the row, checked without starting a process (but ``console.sighted``).
-
-    Raises:
-        BadInput: the row cannot run, and the command has no other row.
-    """
+    """Return the machine and the row; a BadInput refuses it before a process starts."""
     machine = sighted(console or make_console(stderr=True), folder, recall(folder), device)
     return machine, _possible(resolve(ask(machine)), folder, machine)
 
@@ -56,7 +52,7 @@ def checked(
     ``names`` are those of the files that the command writes to ``folder``.
 
     Raises:
-        BadInput: as ``planned``; or ``folder`` has files of somebody else.
+        BadInput: the row cannot run, or ``folder`` has files of somebody else.
         OutputError: ``folder`` cannot be written.
     """
     _, row = planned(ask, folder, options.device, console)

@@ -1,8 +1,4 @@
-"""Robust standard streams and signals.
-
-Standard output may be closed, fill up or be limited to ASCII; SIGTERM and SIGHUP end a command as
-Ctrl-C does.
-"""
+"""Robust standard streams, which may be closed, full or ASCII, and signals that end a command."""
 
 from __future__ import annotations
 
@@ -26,12 +22,10 @@ class Lasting:
         self.lost: Exception | None = None
 
     def write(self, text: str) -> int:
-        """Write like a text stream."""
         self._attempt(self.stream.write, text)
         return len(text)
 
     def flush(self) -> None:
-        """Flush like a stream."""
         self._attempt(self.stream.flush)
 
     @property
@@ -84,8 +78,8 @@ def lasting_streams(*, warns: bool) -> Iterator[Lasting]:
 class Ending:
     """Context manager: SIGTERM and SIGHUP end a command once, as Ctrl-C does.
 
-    A closed terminal or a scheduler sends several signals; the second must not cut short the report
-    of the first. A signal that is ignored at the start stays ignored, as nohup requires.
+    A closed terminal or a scheduler sends several; the second must not cut short the report of the
+    first. A signal that is ignored at the start stays ignored, as nohup requires.
     """
 
     def __init__(self) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import functools
 import os
 import sys
@@ -27,7 +26,6 @@ from harness.commands.options import (
     seconds,
 )
 from harness.commands.progress import Progress
-from harness.json_files import BadFile, read_json
 from harness.launch import launch
 from harness.launch.checkpoints import check_same, claims, finished, newest_whole, terms
 from harness.result import Status
@@ -52,12 +50,13 @@ DEFAULTS: dict[str, Any] = {
 """Defaults that learn to draw digits in about ten minutes on two cores. A large model needs
 --objective epsilon, --init adaln_zero, --learning-rate 1e-4 and --ema 0.9999, as the reference."""
 FILES = (*launch.FILES, "checkpoint", "averaged.safetensors")
+FILES_OUT = ("checkpoint", "samples", "trained", "averaged")
+"""Options that name files of the worker's."""
 SHOWN = 20
 """Number of first or last steps whose mean loss is shown; one step's loss is mostly noise."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of ``train``."""
     add = parser.add_argument
     add("--out", type=folder_name, metavar="DIR", help="run folder (default: results/train/RECIPE)")
     add_force(parser)
@@ -107,7 +106,7 @@ def train(options: argparse.Namespace) -> int:
         return OK
     check_out(folder, FILES, force=options.force)
     check_out(Path(options.checkpoint), ("step-*",), force=options.force)
-    for name in ("samples", "trained", "averaged"):
+    for name in FILES_OUT[1:]:
         if getattr(options, name):
             check_file(Path(getattr(options, name)), name, force=options.force)
     _, row = single_run.checked(ask, folder, FILES, options, console)
@@ -118,34 +117,31 @@ def fit_words(options: argparse.Namespace) -> list[str]:
     """Return the worker's own options. Paths are absolute because the worker starts in the root."""
     _check_saved(Path(options.checkpoint), options)
     words = [f"--{name}" for name in ("resume", "trust") if getattr(options, name)]
-    for name in ("checkpoint", "samples", "trained", "averaged"):
+    for name in FILES_OUT:
         if getattr(options, name):
             words += [f"--{name}", os.path.abspath(getattr(options, name))]
     for name in ("save_every", "sample_steps", "guidance"):
-        value = getattr(options, name)
+        value, flag = getattr(options, name), f"--{name.replace('_', '-')}"
         if value is not None and not 0 < value < float("inf"):
-            raise SpecError(f"{name} is {value}; give --{name.replace('_', '-')} above 0")
-        if value is not None:
-            words += [f"--{name.replace('_', '-')}", str(value)]
+            raise SpecError(f"{name} is {value}; give {flag} above 0")
+        words += [] if value is None else [flag, str(value)]
     return words
 
 
 def _check_saved(folder: Path, options: argparse.Namespace) -> None:
     """Refuse a checkpoint folder that contradicts the command."""
     saved = finished(folder)
-    if not saved:
-        return
-    if not options.resume:
+    if saved and not options.resume:
         raise SpecError(
             f"{folder} already holds a training ({saved[-1].name}); give --resume to "
             "continue it, or another --checkpoint DIR"
         )
     newest, skipped = newest_whole(folder)
-    if newest is None:
+    if saved and newest is None:
         why = f"{folder} has no checkpoint to resume ({'; '.join(skipped)})"
         raise SpecError(f"{why}; start in another --checkpoint DIR")
-    taken, wanted = int(newest.name.removeprefix("step-")), options.steps or DEFAULTS["steps"]
-    if taken >= wanted:
+    taken = int(newest.name.removeprefix("step-")) if newest else 0
+    if newest and taken >= (options.steps or DEFAULTS["steps"]):
         text = f"the training in {folder} has already taken {taken} steps"
         raise SpecError(f"{text}; give a larger --steps")
 
@@ -164,7 +160,7 @@ def _trained(row: Planned, extra: list[str], options: argparse.Namespace, consol
     if options.resume and not finished(Path(options.checkpoint)):
         text = f"no checkpoint in {options.checkpoint}: the training starts at step 0"
         console.print(text, soft_wrap=True)
-    progress, folder = _WithLoss(console, row.folder), row.folder
+    progress, folder = Progress(console), row.folder
     try:
         result = single_run.launched(row, "train", progress, options.timeout, extra)
     except process.Interrupted:
@@ -175,7 +171,7 @@ def _trained(row: Planned, extra: list[str], options: argparse.Namespace, consol
     if result.losses:
         first, last = ends(result.losses)
         console.print(f"loss {first:.4f} -> {last:.4f} over {len(result.losses)} steps")
-    for name in ("checkpoint", "samples", "trained", "averaged"):
+    for name in FILES_OUT:
         path = getattr(options, name)
         if path and os.path.exists(path):
             console.print(Text(f"{name}: {short(Path(path))}"), soft_wrap=True)
@@ -190,30 +186,3 @@ def ends(losses: Sequence[float]) -> tuple[float, float]:
     """
     count = min(SHOWN, max(1, len(losses) // 2))
     return sum(losses[:count]) / count, sum(losses[-count:]) / count
-
-
-class _WithLoss(Progress):
-    """Progress with the loss that rank 0 writes, and the remaining time derived from the steps."""
-
-    def __init__(self, console: Console, folder: Path) -> None:
-        super().__init__(console)
-        self.file = folder / "ranks" / "rank0.status.json"
-        self.loss: float | None = None
-
-    def status(self, status: dict[str, Any]) -> None:
-        """Show a status as ``Progress.status`` does, with the loss from rank 0's file."""
-        with contextlib.suppress(BadFile):
-            self.loss = read_json(self.file, dict[str, Any]).get("loss", self.loss)
-        super().status(status)
-
-    def _where(self) -> str:
-        return super()._where() + (f"  loss {self.loss:.4f}" if self.loss is not None else "")
-
-    def rest_seconds(self) -> float | None:
-        step, of = self.last.get("step") or 0, self.last.get("of") or 0
-        if not step or self.last.get("phase") != "measure":
-            return None
-        # From the steps since the first status of the phase.
-        begun = self.__dict__.setdefault("first_step", (self.now(), step))
-        done = step - begun[1]
-        return (of - step) * (self.now() - begun[0]) / done if done > 0 else None

@@ -1,10 +1,9 @@
 """Datasets: samples by index, as tensors on a device.
 
-The images of ``vae`` are encoded in every step, as in trainers without precomputed latents. Their
-VAE is diffusers' AutoencoderKL with the sizes of DiT's (stabilityai's sd-vae-ft: 8x downsampling, 4
-channels), or a small one for machines without a GPU. Its weights are random: memory and speed are
-those of a trained VAE, but the latents mean nothing. The decoder occupies memory unused, as in
-those trainers. A row's FLOPs exclude the VAE.
+The VAE of ``vae``, which encodes images in every step, is diffusers' AutoencoderKL with the sizes
+of DiT's (stabilityai's sd-vae-ft), or a small one for CPUs. Its weights are random: memory and
+speed are those of a trained VAE. The decoder occupies memory unused, as in trainers. A row's FLOPs
+exclude the VAE.
 """
 
 from __future__ import annotations
@@ -41,7 +40,10 @@ def on_device(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 class Indices:
-    """Indices on the device, copied once per step, so that its micro-batches wait for no copy."""
+    """Indices on the device, copied once per step, so that its micro-batches wait for no copy.
+
+    In an object of its own: a tracer leaves out tensors that are a dataset's own attributes.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -107,8 +109,7 @@ class Latents(Dataset):
 class Brought(Dataset):
     """Samples that a model brings, in host memory; those of a step are copied to ``device``.
 
-    ``held`` has "x" and its conditions, as rows of samples. The text of some models takes megabytes
-    per sample, and trainers do not keep their data on the GPU.
+    ``held`` has "x" and its conditions by rows. The text of some models takes megabytes a sample.
     """
 
     def __init__(
@@ -168,12 +169,9 @@ class Images(Dataset):
 
 
 def open_data(name: str, device: torch.device | str) -> Dataset:
-    """Return the dataset called ``name``, with tensors on ``device``.
+    """Return the dataset called ``name`` on ``device``; a BadInput is as of ``check_data``.
 
     A folder's files are checked when they are fetched, so opening reads only the listing.
-
-    Raises:
-        BadInput: as ``check_data``.
     """
     kind, _, detail = name.partition(":")
     if kind == "latents" and detail:
@@ -185,10 +183,9 @@ def open_data(name: str, device: torch.device | str) -> Dataset:
 
 
 def _digits() -> tuple[np.ndarray, np.ndarray]:
-    """Return scikit-learn's handwritten digits as latents in [-1, 1].
+    """Return scikit-learn's handwritten digits (8 x 8, 17 grey levels) as latents in [-1, 1].
 
-    The 8 x 8 pixels have 17 grey levels. Each pixel is enlarged to 4 x 4, so that patch 4 sees one
-    pixel per token, and repeated in 4 channels.
+    Each pixel is enlarged to 4 x 4, so that patch 4 sees one pixel per token, in 4 channels.
     """
     # Read only its file: importing scikit-learn loads all of scipy, a second for each rank.
     found: Any = importlib.util.find_spec("sklearn")

@@ -1,12 +1,8 @@
 """Data feed: the samples, timesteps and noise that each step consumes.
 
 A run's input depends only on (seed, step), not on the number of processes, the accumulation or the
-strategy, so runs are comparable. ``sample_order`` selects the samples. ``Feed`` adds random
-timesteps, noise and withheld labels, for a block of the global batch at a time, and then splits
-them.
-
-Shape suffixes: B batch, C channels, H height, W width. torch and numpy are imported only where
-tensors are created: the launching process checks data without them, and so does a plan.
+strategy, so runs are comparable. Shape suffixes: B batch, C channels, H height, W width. The
+launching process checks data without torch and numpy, and so does a plan.
 """
 
 from __future__ import annotations
@@ -75,9 +71,8 @@ def sample_order(seed: int, size: int, first: int, count: int) -> np.ndarray:
 def check_data(name: str, *, thorough: bool = True) -> DataFacts:
     """Return facts of the data source ``name``, without torch.
 
-    Names: digits, synthetic, synthetic:SIZE (of a latent), latents:PATH, vae:SIZE or
-    vae_small:SIZE (pixels of an image, encoded in every step). Every header of a latents folder is
-    read, or only the first unless ``thorough``.
+    Names: digits, synthetic[:SIZE] (of a latent), latents:PATH, vae[:SIZE] or vae_small[:SIZE]
+    (pixels of an image). Of a folder every header is read, or only the first unless ``thorough``.
 
     Raises:
         BadInput: one line that names the error and a remedy.
@@ -120,11 +115,9 @@ def folder_facts(folder: Folder) -> DataFacts:
 
 
 def stamp(name: str) -> list[tuple[str, int]]:
-    """Return (name, modification time in ns) of a latents folder, its subfolders and the first
-    ``STAMPED`` files; empty for other data.
+    """Return (name, modification time in ns) of a latents folder, its subfolders and first files.
 
-    Adding, removing or renaming a file changes the time of its folder. Reading a million files
-    would take longer than the run.
+    Adding or renaming a file changes its folder's time. Empty for other data.
     """
     kind, _, path = name.partition(":")
     if kind != "latents":
@@ -165,9 +158,8 @@ class Dataset:
 class Batch:
     """One micro-batch: the inputs of the loss, and the facts that the audit records.
 
-    ``conditions``: inputs of the model other than noisy samples and timesteps, by name: labels "y"
-    int64 [B], and "drop" bool [B], which labels are withheld. ``positions``: consumed dataset
-    indices, int64 [B], in order.
+    ``conditions``: other inputs of the model, by name: labels "y" int64 [B], and "drop" bool [B],
+    which labels are withheld. ``positions``: consumed dataset indices, int64 [B], in order.
     """
 
     x: Tensor
@@ -188,11 +180,7 @@ class Feed:
     It owns the ``share``-th of ``shares`` equal parts of every global batch, split into
     micro-batches in order; ranks that work on the same sample own the same share. ``draw`` is the
     objective's: it returns timesteps and noise from a generator. ``together`` is the size of a
-    block of samples whose random values are generated at once, by every rank that has one of them:
-    the only field here that changes the random values.
-
-    Raises:
-        ValueError: the global batch is no multiple of shares x micro_batch.
+    block of samples whose random values are generated at once: the only field that changes them.
     """
 
     dataset: Dataset
@@ -259,7 +247,6 @@ class Feed:
         return tuple(torch.cat(values) for values in zip(*parts, strict=True))
 
     def _drawn(self, step: int, block: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the random values of one block."""
         import numpy as np
         import torch
 

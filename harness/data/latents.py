@@ -43,12 +43,9 @@ class Header:
 
 
 class Folder:
-    """A checked pair of folders, below ``path``.
+    """A checked pair of folders, below ``path``; a BadInput names the faulty folder or file.
 
     ``thorough`` reads every file's header and every label; else only the first sample's.
-
-    Raises:
-        BadInput: one line that names the folder or file, the error and a remedy.
     """
 
     classes = CLASSES
@@ -72,7 +69,6 @@ class Folder:
 
     @property
     def sample_shape(self) -> tuple[int, ...]:
-        """Return (C, H, H)."""
         return self.header.shape[-3:]
 
     def read(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

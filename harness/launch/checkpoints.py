@@ -90,11 +90,7 @@ def newest_whole(folder: Path) -> tuple[Path | None, list[str]]:
 
 
 def check_same(path: Path, wanted: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the facts of the checkpoint at ``path`` if it was saved under the ``wanted`` terms.
-
-    Raises:
-        Mismatch: names the first term that differs.
-    """
+    """Return a checkpoint's facts; a Mismatch names the first term that is not as ``wanted``."""
     facts = facts_of(path)
     usual = {f.name: f.default for f in dataclasses.fields(Spec)}
     for name, value in wanted.items():

@@ -1,7 +1,6 @@
 """Command line and environment of a run, complete enough to start it by hand.
 
-Only this module builds the launched command; ``more`` are further words for the worker (for a
-memory breakdown, a training or a trial).
+Only this module builds the launched command; ``more`` are further words for the worker.
 """
 
 from __future__ import annotations
@@ -119,17 +118,13 @@ def display(resolved: Resolved, folder: Path, more: Sequence[str] = ()) -> str:
 
 
 def free_port() -> int:
-    """Return a TCP port of this machine that is free now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
 
 
 def inherited() -> dict[str, str]:
-    """Return the shell's environment without the variables that decide how processes start.
-
-    Every child numbers the GPUs as nvidia-smi does.
-    """
+    """Return the shell's environment without the variables that decide how processes start."""
     names = [n for n in os.environ if n not in INHERITED_NAMES and not n.startswith(INHERITED)]
     return {name: os.environ[name] for name in names} | {gpus.ORDER: gpus.order()}
 
@@ -163,7 +158,6 @@ HISTORY = "snapshot.rank{}.pickle"
 
 
 def history_file(folder: Path, rank: int | str) -> Path:
-    """Return the file of ``rank``'s allocator history."""
     return folder / HISTORY.format(rank)
 
 

@@ -1,7 +1,4 @@
-"""Launch a resolved spec with ``accelerate launch``, under a deadline, and return a typed result.
-
-The command also runs without Headroom if it is pasted into a shell at the repository's root.
-"""
+"""Launch of a resolved spec with ``accelerate launch``, under a deadline: a typed result."""
 
 from __future__ import annotations
 
@@ -69,8 +66,8 @@ def run(
     """Run to the end, write ``folder/result.json`` and return it; ``timeout`` is in seconds.
 
     ``on_status`` gets phase, step and ``of`` (its steps) about twice a second. ``more`` are words
-    for the worker that no spec has; ``argv`` replaces the command (it gets the port), and ``added``
-    variables override the run's own. ``stop`` returns why the run has to end, or None.
+    for the worker; ``argv`` replaces the command (it gets the port), and ``added`` variables
+    override the run's own. ``stop`` returns why the run has to end, or None.
 
     Raises:
         files.OutputError: the folder cannot be written, or the launcher cannot be started.
@@ -79,6 +76,9 @@ def run(
     spec, folder, began = resolved.spec, Path(folder).absolute(), time.time()
     argv = argv or (lambda port: on_loopback(command(resolved, folder, port=port, more=more)))
     started = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    # torch.compile's caches: a later run that found them would seem cheaper to compile.
+    own = folder / COMPILED
+    caches = {"TORCHINDUCTOR_CACHE_DIR": str(own), "TRITON_CACHE_DIR": str(own / "triton")}
     for left in reversed(range(TRIES)):
         prepare(folder)
         file = resolved.launch.engine.file
@@ -93,13 +93,13 @@ def run(
             ended = process.run_child(
                 argv(port),
                 cwd=ROOT,
-                env=variables | own_caches(folder / COMPILED),
+                env=variables | caches,
                 log=folder / "log.txt",
                 timeout=timeout,
                 on_tick=_ticker(folder, on_status),
                 finished=lambda: any(itertools.chain(*map(folder.glob, ENDS))),
                 stop=stop,
-                scratch=(folder / "nvme", folder / COMPILED),
+                scratch=(folder / "nvme", own),
             )
         except process.CannotStart as error:
             raise files.OutputError(f"cannot start {error.filename}: {error.strerror}") from None
@@ -118,14 +118,6 @@ def run(
     return row
 
 
-def own_caches(folder: Path) -> dict[str, str]:
-    """Return variables that keep torch.compile's caches inside the run's folder.
-
-    A later run that found them would seem cheaper to compile.
-    """
-    return {"TORCHINDUCTOR_CACHE_DIR": str(folder), "TRITON_CACHE_DIR": str(folder / "triton")}
-
-
 def _ticker(folder: Path, on_status: OnStatus) -> Callable[[int], None]:
     """Return a function that forwards the ranks' statuses about twice a second."""
     last = -STATUS_SECONDS
@@ -137,7 +129,8 @@ def _ticker(folder: Path, on_status: OnStatus) -> Callable[[int], None]:
         last, statuses = time.monotonic(), rank_files(folder, "status")
         phase, step = outcome.where(outcome.Facts(statuses=statuses))
         of = [s.get("of") or 0 for s in statuses if s.get("phase") == phase]
-        on_status({"phase": phase, "step": step, "of": max(of, default=0)})
+        loss = next((s["loss"] for s in statuses if s.get("loss") is not None), None)
+        on_status({"phase": phase, "step": step, "of": max(of, default=0), "loss": loss})
 
     return tick
 
@@ -224,10 +217,7 @@ def rank_files(folder: Path, kind: str) -> tuple[dict[str, Any], ...]:
 
 
 def read_log(path: Path) -> str:
-    """Return the end of a log in printable lines; empty if there is none.
-
-    Every text of a log in a row and its report comes from here.
-    """
+    """Return the end of a log in printable lines, for rows and reports; empty if there is none."""
     try:
         with path.open("rb") as stream:
             stream.seek(0, os.SEEK_END)

@@ -1,11 +1,9 @@
 """Rows on several machines, each of which runs the same command.
 
-Every node plans the same rows from the same files, and meets the others row by row through
-torchrun's c10d rendezvous under the row's own name (``meeting_of``): nodes with other sources,
-packages or settings never train one row together. A row of one machine runs on each by itself.
-
-Node 0's folder has the results. The others keep copies below ``OUT/node-RANK``, so that no shared
-file system is needed and a suite resumes on all nodes at the same row.
+Every node plans the same rows, and meets the others row by row through torchrun's c10d rendezvous
+under the row's own name: nodes with other sources, packages or settings never train one together.
+Node 0's folder has the results. The others keep copies below ``OUT/node-RANK``, so that a suite
+resumes on all nodes at the same row without a shared file system.
 """
 
 from __future__ import annotations
@@ -60,12 +58,10 @@ class Node:
     interface: str
 
     def folder(self, out: Path) -> Path:
-        """Return the results folder of this node."""
         return out / f"node-{self.rank}" if self.rank else out
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options that say which machine this is, of how many."""
     group = parser.add_argument_group("several machines (docs/how-to/cluster.md)")
     text = "number of machines; type the same command on each (default: 1)"
     group.add_argument("--nodes", type=int, metavar="N", help=text)
@@ -144,7 +140,6 @@ def start_on(node: Node, machine: Machine) -> Callable[..., Result]:
         began: list[float] = []
 
         def stop() -> str | None:
-            """End the row ``timeout`` seconds after its ranks began."""
             if not began and _begun(folder):
                 began.append(time.monotonic())
             return "timeout" if began and time.monotonic() - began[0] > timeout else None

@@ -1,8 +1,7 @@
 """``accelerate`` with a rendezvous store that listens only on the loopback interface.
 
 torch's TCPStore listens on every interface, even if all ranks are on one machine (torch 2.13,
-TCPStoreLibUvBackend.cpp, ``makeWithPort``), and ranks unpickle the data of object collectives. Run
-it as ``python -m harness.launch.on_loopback launch ...``.
+TCPStoreLibUvBackend.cpp), and ranks unpickle the data of object collectives.
 """
 
 from __future__ import annotations
@@ -37,7 +36,6 @@ def listen_on_loopback() -> None:
 
 
 def main() -> None:
-    """Run accelerate's command line."""
     from accelerate.commands.accelerate_cli import main as accelerate
 
     listen_on_loopback()

@@ -1,7 +1,6 @@
 """Outcome of a run in one word and one sentence: a pure function of the facts left behind.
 
-The result file decides, not the exit code: a finished DeepSpeed run sometimes exits 1 at shutdown,
-and a launcher whose worker was killed exits 1 too.
+The result file decides, not the exit code: a finished DeepSpeed run sometimes exits 1 at shutdown.
 """
 
 from __future__ import annotations
@@ -55,7 +54,6 @@ def informative(text: str) -> list[str]:
 
 
 def tail(text: str, lines: int = 40) -> str:
-    """Return the last informative ``lines``."""
     return "\n".join(informative(text)[-lines:])
 
 
@@ -150,9 +148,8 @@ READ_LOG = "read log.txt in the run's folder"
 class Facts:
     """Facts known after a run has ended.
 
-    ``result`` is the status in the worker's result file, None without one. ``failures`` and
-    ``statuses`` are the ranks' files; ``log`` is the end of the output. Kills are the kernel's
-    counters during the run: on the whole machine, and by the container's memory limit.
+    ``result`` is the status in the worker's result file; ``failures`` and ``statuses`` are the
+    ranks' files; ``log`` is the end of the output. Kills are the kernel's, during the run.
     ``shell_limit`` is the command and the bytes of the shell's own limit (``ulimit -v``).
     """
 
@@ -248,7 +245,6 @@ def _causes(facts: Facts) -> list[Mapping[str, Any]]:
 
 
 def headline(failure: Mapping[str, Any]) -> str:
-    """Return type and message of a rank's failure."""
     return f"{failure.get('type', '')}: {failure.get('message', '')}"
 
 

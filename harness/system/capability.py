@@ -71,7 +71,6 @@ def load(names: Iterable[str]) -> None:
 
 
 def keep() -> None:
-    """Exclude the objects that live now from garbage collection."""
     gc.collect()
     gc.freeze()
 

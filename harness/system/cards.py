@@ -109,7 +109,6 @@ class Card:
 
     @property
     def host_share(self) -> int:
-        """Bytes of host memory assumed per GPU."""
         alone = self.memory_bytes <= DESKTOP_MEMORY if self.like else "RTX" in self.name
         return DESKTOP_HOST if alone else SERVER_HOST
 
@@ -121,7 +120,6 @@ class Card:
 
     @property
     def words(self) -> str:
-        """Name and memory, for a sentence."""
         size = f"{self.memory_bytes / 2**30:.1f} GiB"
         if self.like:
             return f"{size} (speed assumed: {self.like})"
@@ -135,8 +133,7 @@ class Card:
         return not (self.timed or self.shared or self.calibrated)
 
     def flops(self, dtype: str, tf32: bool = False) -> float:
-        """Return the peak FLOP/s of matrix products in ``dtype``; float32's if the card lacks that
-        unit."""
+        """Return the peak FLOP/s of products in ``dtype``; float32's without that unit."""
         kind = "tf32" if tf32 and dtype == "float32" else LIKE.get(dtype, dtype)
         kinds = (kind, WITHOUT.get(kind, kind), "float32")
         return next((peak for one in kinds if (peak := self.peaks.get(one))), 0.0)
@@ -144,8 +141,7 @@ class Card:
     def product_shares(self, kind: str) -> tuple[float, float]:
         """Return the shares of the peak that slender and wide products of a ``kind`` reach.
 
-        Without a share of its own it has that of the other type of 16 bits; without a unit, that of
-        the type whose rate counts (``flops``).
+        Without its own, a type has those of the other of 16 bits, or of the type whose rate counts.
         """
         kind = LIKE.get(kind, kind)
         while kind != "float32" and not self.peaks.get(kind):
@@ -156,10 +152,7 @@ class Card:
         return slender, wide
 
     def attention_shares(self, dtype: str) -> list[tuple[float, float]]:
-        """Return (tokens, share of the peak) of fused attention, shortest first.
-
-        No attention is faster than the products that it consists of.
-        """
+        """Return (tokens, share of the peak) of fused attention; at most the share of products."""
         known = self.attention.get(dtype) or self.attention.get("bfloat16") or ((1, ATTENTION),)
         _, wide = self.product_shares(dtype)
         return [(tokens, min(share, wide)) for tokens, share in known]
@@ -167,7 +160,6 @@ class Card:
 
 @functools.cache
 def table() -> dict[str, Card]:
-    """Return name -> card."""
     data = json.loads(TABLE.read_text(encoding="utf-8"))
     cards = {}
     for row in data["gpus"]:
@@ -227,8 +219,7 @@ def _device(name: str) -> str:
 def find(name: str) -> Card:
     """Return the card of that name, in any common spelling.
 
-    A name without a memory size is ambiguous if cards of several sizes have it. A name of the PCIe
-    or NVL form never gives the card of another form.
+    A name without a memory size may be ambiguous; one of the PCIe or NVL form never gives another.
 
     Raises:
         BadInput: an unknown or ambiguous name; the message has the nearest.
@@ -254,7 +245,6 @@ def find(name: str) -> Card:
 
 
 def _hint(name: str, base: str, gib: int) -> str:
-    """Return what to write instead of an unknown name."""
     if re.fullmatch(r"\s*\d+(\.\d+)? ?[gm](i?b)?\s*", name.lower()):
         return f"a size is given as --gpu-memory {name.replace(' ', '')}"
     memory = f"give its memory, as --gpu-memory {gib or 24}GiB"
@@ -274,10 +264,9 @@ def _hint(name: str, base: str, gib: int) -> str:
 
 
 def named(device: str, memory_bytes: int = 0) -> Card | None:
-    """Return the card with the device name ``device`` of nvidia-smi and torch, or None if unknown.
+    """Return the card with nvidia-smi's and torch's name ``device``, or None if unknown.
 
-    ``memory_bytes`` chooses among cards of one name (0: the first). A MIG slice is unknown, because
-    it has only a share of its card's units and memory.
+    ``memory_bytes`` chooses among cards of one name (0: the first). A MIG slice is unknown.
     """
     if re.search(r"\bMIG\b", device):
         return None
@@ -290,10 +279,7 @@ def named(device: str, memory_bytes: int = 0) -> Card | None:
 
 
 def of_size(size: int) -> Card:
-    """Return a card known only by its memory, with unknown capability.
-
-    Its speed is that of the slowest card in ``alike``.
-    """
+    """Return a card known only by its memory, as fast as the slowest card in ``alike``."""
     like = alike(size)[0]
     unknown: dict[str, Any] = {"capability": None, "timed": False, "unified": False}
     name = f"{size / 2**30:.4g} GiB"
@@ -331,11 +317,7 @@ def of_cpu(name: str, cores: int, memory_bytes: int) -> Card:
 
 
 def parse_bytes(text: str, option: str = "gpu-memory") -> int:
-    """Return ``24GiB``, ``80GB``, ``40g`` or ``24`` (GiB) in bytes. Errors name ``option``.
-
-    Raises:
-        BadInput: not a size above zero.
-    """
+    """Return ``24GiB``, ``80GB``, ``40g`` or ``24`` (GiB) in bytes; a BadInput names ``option``."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", text)
     unit = UNITS.get(match[2].lower()) if match else None
     size = int(float(match[1]) * unit) if match and unit else 0

@@ -74,7 +74,6 @@ class Gpu:
         return self.total_bytes - (self.used_bytes if self.used_bytes > BUSY_BYTES else 0)
 
     def who(self) -> str:
-        """Describe the processes on it."""
         if not self.others:
             return f"{self.used_bytes / 2**30:.1f} GiB by a process that is not visible from here"
         return ", ".join(f"pid {p} ({n}) {b / 2**30:.1f} GiB" for p, n, b in self.others[:3])
@@ -169,7 +168,6 @@ def rows(text: str, columns: int) -> list[list[str]]:
 
 
 def number(text: str) -> int:
-    """Parse a count; 0 for '[N/A]' and the like."""
     return int(text) if text.isdigit() else 0
 
 

@@ -79,7 +79,6 @@ def _watch(child: int, woken: int, files: set[str]) -> None:
 
 
 def main(log: int) -> None:
-    """Run one command whose output goes to the descriptor ``log``."""
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     woken, wake = os.pipe()
     os.set_blocking(wake, False)

@@ -52,7 +52,6 @@ class MemoryKills:
     limit_bytes: int | None = None
 
     def since(self, before: MemoryKills) -> MemoryKills:
-        """Return the kills that happened after ``before`` was read."""
         return MemoryKills(
             self.machine - before.machine, self.group - before.group, self.limit_bytes
         )
@@ -110,7 +109,6 @@ def _read_text(path: Path) -> str:
 
 
 def cpu_name() -> str:
-    """Return the processor's model name."""
     found = re.search(r"^model name.*?:(.*)$", _read_text(Path("/proc/cpuinfo")), re.MULTILINE)
     return found[1].strip() if found else platform.processor() or "unknown"
 

@@ -65,7 +65,6 @@ def facts(build: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def version(name: str) -> str | None:
-    """Return the version of an installed package; None if it is missing."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
@@ -110,11 +109,7 @@ def _no_cuda(torch: Any) -> str:
 
 
 def demand_gpu(device: str) -> None:
-    """Import torch, and refuse ``cuda`` where torch sees no GPU.
-
-    Raises:
-        BadInput: one line, in place of an engine's own assertion.
-    """
+    """Import torch, and refuse ``cuda`` in one line where torch sees no GPU."""
     import torch
 
     if device == "cuda" and not torch.cuda.is_available():
@@ -252,8 +247,7 @@ def reason_against(attempt: Callable[[], Any]) -> str:
 def decisive(text: str) -> str:
     """Return the line of a failure that names its cause, cut to 200 characters.
 
-    Of the hundreds of lines of a failed compilation the first error matters, not ninja's "build
-    stopped" or a command line.
+    It is the first error of a compilation, not ninja's "build stopped" or a command line.
     """
     lines = [line.strip() for line in text.splitlines() if line.strip()] or ["no reason given"]
     telling = [x for x in lines if any(w in x.lower() for w in DECISIVE) and len(x) < LONGEST]
@@ -261,7 +255,6 @@ def decisive(text: str) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print the facts as the last line of stdout."""
     parser = argparse.ArgumentParser(prog="python -m harness.system.probe", description=__doc__)
     parser.add_argument("--build", nargs="*", default=[], choices=tuple(OPS), metavar="OP")
     options = parser.parse_args(argv)

@@ -1,8 +1,7 @@
 """Run one command as a child, and clean up its whole process tree.
 
-The clean-up removes every process of the tree and all its shared memory segments. It follows any
-end of the run: its own end, the deadline, Ctrl-C, SIGTERM, even a SIGKILL of this process or of the
-guard (``harness.system.guard``).
+Every process of the tree and its shared memory are removed after any end of the run: its own, the
+deadline, Ctrl-C, SIGTERM, even a SIGKILL of this process or of the guard.
 """
 
 from __future__ import annotations
@@ -232,10 +231,9 @@ def die_with_parent() -> None:
 
 
 def own_tools_first() -> None:
-    """Put this Python's own commands at the front of PATH: its ninja before the system's.
+    """Put this Python's own commands at the front of PATH.
 
-    Two versions of ninja disagree on which of DeepSpeed's ops are up to date, and each would
-    recompile every op after the other.
+    Two versions of ninja disagree on which of DeepSpeed's ops are up to date, and recompile them.
     """
     own, path = str(Path(sys.executable).parent), os.environ.get("PATH", "")
     if path.split(os.pathsep)[0] != own:
@@ -245,8 +243,7 @@ def own_tools_first() -> None:
 def plain_architectures() -> None:
     """Remove the letters from TORCH_CUDA_ARCH_LIST (9.0a becomes 9.0) for this process.
 
-    DeepSpeed 0.19.8 reads them as numbers when it builds an op, and its async_io then fails with
-    "invalid literal for int() with base 10: '0a'".
+    DeepSpeed 0.19.8 reads them as numbers when it builds an op, and async_io then fails.
     """
     if named := os.environ.get("TORCH_CUDA_ARCH_LIST"):
         os.environ["TORCH_CUDA_ARCH_LIST"] = re.sub(r"(\d)[a-z]\b", r"\1", named)

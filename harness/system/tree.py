@@ -61,8 +61,7 @@ class Tree:
     def sample(self) -> int:
         """Return the resident bytes summed over the tree; shared pages count once per process.
 
-        Compilers are left out: DeepSpeed builds its ops in the first run on a machine, and those
-        gigabytes do not belong to the recipe.
+        Compilers are left out: DeepSpeed's ops, built in a first run, do not belong to the recipe.
         """
         present, alive, sizes = set(psutil.pids()), self.alive(), []
         for process in alive:
@@ -87,7 +86,7 @@ class Tree:
     def stop(self, grace_seconds: float, hurry: Callable[[], bool] = lambda: False) -> int:
         """Send SIGTERM to all, and SIGKILL to the rest after the grace or once ``hurry()`` is true.
 
-        Return the number still alive after that: 0 except for processes stuck in the kernel.
+        Return the number still alive after that: processes stuck in the kernel.
         """
         self._note_files(self.alive())
         self._signal(signal.SIGTERM)
@@ -109,7 +108,6 @@ class Tree:
             shutil.rmtree(folder, ignore_errors=True)  # it follows no link
 
     def _signal(self, number: int) -> int:
-        """Send a signal to the living processes; return how many there are."""
         alive = self.alive()
         for process in alive:
             with contextlib.suppress(psutil.Error):
@@ -153,7 +151,6 @@ def _at_work(pid: int) -> bool:
 
 
 def _shared_files() -> frozenset[str]:
-    """Return the present shared memory segments and compile locks."""
     segments = os.listdir(SHM) if SHM.is_dir() else []
     return frozenset((*(str(SHM / name) for name in segments), *map(str, compile_locks())))
 
@@ -173,8 +170,7 @@ def extensions_folder() -> str:
 def free_stale_locks() -> list[Path]:
     """Remove compile locks without a holder, and return them: a run would wait for them for ever.
 
-    torch keeps the lock open while it compiles. The age is checked too, because the holder may run
-    in another container or on another machine with the same home.
+    The holder may run in another container or machine with the same home: so the age counts too.
     """
     freed = []
     for path in compile_locks():

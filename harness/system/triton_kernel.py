@@ -17,7 +17,6 @@ def _double(x, y, width: tl.constexpr):  # type: ignore[no-untyped-def]  # trito
 
 
 def doubled(x: torch.Tensor) -> torch.Tensor:
-    """Return twice ``x``, a CUDA tensor of 8 elements."""
     y = torch.empty_like(x)
     _double[(1,)](x, y, width=WIDTH)
     return y

@@ -333,8 +333,8 @@ def test_gpus_that_torch_cannot_use_end_a_suite_and_doctor_says_why(tmp_path, ca
     blind = machine(tmp_path, gpus=(CARD,))
     blind.probe.update(gpus=[], no_cuda="the driver is too old")
     with pytest.raises(SpecError, match="torch none: the driver is too old; update the NVIDIA"):
-        run._sighted(load_suite("default", "cuda"), blind)
-    run._sighted(load_suite("default", "cpu"), blind)
+        run._warnings(load_suite("default", "cuda"), blind, None)
+    run._warnings(load_suite("default", "cpu"), blind, None)
     doctor.print_doctor(blind, Console(width=400))
     said = capsys.readouterr().out
     assert "torch sees none: the driver is too old" in said and "shared GPU memory" in said
@@ -345,8 +345,10 @@ def test_a_run_on_the_cpu_beside_a_driver_says_so(driver, told, tmp_path, monkey
     here = machine(tmp_path)
     here.probe["no_cuda"] = "no CUDA-capable device is detected"
     monkeypatch.setattr(run, "has_driver", lambda: driver)
-    found = run._unseen(load_suite("default", "cpu"), here)
-    assert len(found) == told and all("CUDA-capable" in line for line in found)
+    found = run._warnings(load_suite("default", "cpu"), here, None)
+    assert sum("CUDA-capable" in line for line in found) == told
+    found = run._warnings(load_suite("default", "cpu"), here, "cpu")
+    assert not any("CUDA-capable" in line for line in found), "it was asked for"
 
 
 @pytest.mark.parametrize(
