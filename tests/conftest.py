@@ -231,7 +231,7 @@ class Case:
         return {"HEADROOM_ALTER": f"tests.sabotage:{name}"}
 
     def asked(self, folder: Path) -> dict[str, object]:
-        """The same for ``tests.children.several``."""
+        """The same for ``tests.made.one_start``."""
         line = self.line(folder)
         return {
             "line": line[line.index("launch") :],
@@ -245,28 +245,24 @@ class Case:
 
 def begin() -> one_start.Start:
     """One start for all runs and predictions of this process."""
-    env = command.inherited() | command.environment(resolve(TINY)) | ALONE
-    return one_start.Start(
-        lambda folder, words: Case(TINY, words, module=one_start.MODULE).line(folder), env
-    )
+    own = {"DS_ACCELERATOR": "cpu"}  # read when DeepSpeed is imported
+    return one_start.Start(command.inherited() | command.environment(resolve(TINY)) | ALONE | own)
 
 
 def launched_together(cases: dict[str, Case], folder: Path) -> dict[str, Result]:
-    """Results of several runs, each in the folder of its name: they follow one another in one start
-    by accelerate, as ``tests.children.several`` says."""
-    for name in cases:
-        (folder / name).mkdir(parents=True)
-    start = one_start.running(begin)
+    """Results of several runs, each in the folder of its name: their ranks are forks of one start,
+    as ``tests.made.one_start`` says."""
     for name, case in cases.items():
-        printed = start.log.stat().st_size
-        start.ask(case.asked(folder / name), seconds=300)
-        if not (folder / name / "result.json").exists():
-            failure, told = folder / name / "ranks" / "rank0.failure.json", {}
+        own, log = folder / name, folder / f"{name}.log"
+        own.mkdir(parents=True)
+        one_start.running(begin).case(case.asked(own), log, seconds=300)
+        if not (own / "result.json").exists():
+            failure, told = own / "ranks" / "rank0.failure.json", {}
             if failure.exists():
                 told = json.loads(failure.read_text())
-            lost = {"status": Status.FAILED, "log_tail": start.tail(printed)}
+            lost = {"status": Status.FAILED, "log_tail": log.read_text(errors="replace")[-4000:]}
             lost |= {"reason": told.get("message", "it says nothing"), "way_out": told.get("hint")}
-            Result(spec=case.spec, **lost).write(folder / name / "result.json")
+            Result(spec=case.spec, **lost).write(own / "result.json")
     return {name: load(folder / name / "result.json") for name in cases}
 
 
@@ -311,11 +307,11 @@ def hold_alike(found: Mapping[str, Any], wanted: Mapping[str, Any], most: float 
 
 def in_fork(folder: Path, module: str, *words: object) -> None:
     """``python -m module words``, in a fork of the start; what it prints stays in ``folder``."""
-    log = folder / "log.txt"
-    log.touch()
-    own = {"env": dict(os.environ), "files": {"log": str(log)}}
-    program = one_start.Program(one_start.running(begin), [module, *map(str, words)], **own)
-    assert program.wait() == 0, log.read_text()[-2000:]
+    with (folder / "log.txt").open("w+") as log:
+        start, words = one_start.running(begin), [module, *map(str, words)]
+        program = one_start.Program(start, words, dict(os.environ), log.fileno())
+        ended = program.wait()
+        assert ended == 0, (folder / "log.txt").read_text()[-2000:]
 
 
 def predictions(cases: list[dict], folder: Path) -> list[dict]:

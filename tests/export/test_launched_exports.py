@@ -86,17 +86,17 @@ def started(folder: Path, text: str) -> list[dict[str, Any]]:
     steps = int((re.findall(r"accumulate:steps=(\d+)", text) or ["1"])[0])
     clip = 0.0 if "zero" in text else float((re.findall(r"--grad-clip (\S+)", text) or [0])[0])
     words = [BATCH // ranks // steps, steps, clip]
-    start = one_start.running(begin)
-    since = start.log.stat().st_size
+    log = folder / "log"
     case = {
         "line": ["launch", file, path, str(LOOP)],
         "env": command.ALLOCATOR | own | pairs(lead),
         "module": "tests.children.exported",
         "words": [str(LOOP), str(folder), *map(str, words)],
     }
-    start.ask(case | {"foreign": True, "resident": False, "copy": []}, seconds=300)
+    case |= {"foreign": True, "resident": False, "copy": []}
+    one_start.running(begin).case(case, log, seconds=300)
     found = sorted(folder.glob("rank*.json"))
-    assert found, f"{text}\n{start.tail(since)}"
+    assert found, f"{text}\n{log.read_text()[-4000:]}"
     return [json.loads(rank.read_text()) for rank in found]
 
 

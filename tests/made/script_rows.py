@@ -30,19 +30,25 @@ def alone(start: one_start.Start, script: str, words: Sequence[str], out: Path) 
     module = f"tests.script.scripts.{script}"
     line = ["launch", "--config_file", "launch_configs/single.cpu.yaml", "-m", module]
     words = [*words, "--output_dir", str(out)]
-    ask(start, line, words, ENV, seconds=120)
+    out.mkdir(parents=True, exist_ok=True)
+    ask(start, line, words, ENV, out / "printed.txt", seconds=120)
     return [entry["loss"] for entry in json.loads((out / "log.json").read_text())]
 
 
 def ask(
-    start: one_start.Start, line: list[str], words: list[str], env: dict[str, str], seconds: float
+    start: one_start.Start,
+    line: list[str],
+    words: list[str],
+    env: dict[str, str],
+    log: Path,
+    seconds: float,
 ) -> None:
     """Run what ``accelerate`` would start for ``line``, in forks; the module's ``words`` apart."""
     file = Path(line[line.index("--config_file") + 1]).name
     modules = [name for kind in MODULES if file.startswith(kind) for name in MODULES[kind]]
     asked = {"line": line, "env": env, "module": line[line.index("-m") + 1], "words": words}
-    start.ask({**asked, "foreign": True, "resident": False, "copy": [], "modules": modules},
-              seconds)  # fmt: skip
+    case = {**asked, "foreign": True, "resident": False, "copy": [], "modules": modules}
+    start.case(case, log, seconds)
 
 
 @contextlib.contextmanager
@@ -53,10 +59,8 @@ def rows_in_forks(begin: Callable[[], one_start.Start]) -> Iterator[None]:
         argv: Sequence[str], *, env: dict[str, str], log: Path, **more: Any
     ) -> process.Ended:
         start, began = one_start.running(begin), time.monotonic()
-        printed = start.log.stat().st_size
         line = list(argv[argv.index("launch") :])
-        ask(start, line, line[line.index("-m") + 2 :], {**env, **ENV}, seconds=240)
-        log.write_bytes(start.log.read_bytes()[printed:])
+        ask(start, line, line[line.index("-m") + 2 :], {**env, **ENV}, log, seconds=240)
         return process.Ended(
             exit_code=int(not (log.parent / "result.json").exists()),
             signal=None,
