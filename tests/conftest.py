@@ -63,9 +63,8 @@ STRIP = dataclasses.replace(TINY, model=f"{ROOT}/tests/made/strip.py:Strip", obj
 """A subject that is no DiT."""
 SUBJECT = subject_of(TINY.model, check_data(TINY.data))
 BY_BLOCKS = {
-    *("block_swap", "checkpoint", "compile", "controlnet", "distill"),
-    "offload_activations",
-}
+    "block_swap", "checkpoint", "compile", "controlnet", "distill", "offload_activations",
+}  # fmt: skip
 """Strategies that do not treat all blocks alike, or whose stubs do not."""
 IN_EACH = {"attend", "fp8"}
 """Strategies of which a stub leaves out one block."""
@@ -74,42 +73,27 @@ IN_EACH = {"attend", "fp8"}
 ALONE = {"OMP_NUM_THREADS": "1"}
 """Of each process that is launched, whatever the harness would give it here."""
 LONGEST = (
-    "predict/test_extend",
-    "strategies/test_publics_launched", "strategies/test_launched", "worker/test_runs",
-    "predict/test_predict_truth", "worker/test_counted", "strategies/test_parallel",
-    "strategies/test_pipeline",
-    "strategies/test_tensor", "export/test_launched_exports",
-    "script/test_script_families", "strategies/test_pairs", "strategies/test_stubs",
-    "sampling/test_drawing", "worker/test_resume", "test_questions",
-    "commands/test_public_run", "script/test_script_launched",
-    "worker/test_building", "predict/test_rehearsed", "strategies/test_catalog",
-    "worker/test_sabotage", "launch/test_launch", "predict/test_forks", "predict/test_remembered",
-    "launch/test_two_nodes", "memory/test_places",
-    "export/test_export_files", "strategies/test_zero_settings", "script/test_script_alone",
-    "predict/test_block_swap",
+    "predict/test_extend", "strategies/test_launched",
+    "worker/test_runs", "predict/test_predict_truth", "launch/test_launch", "worker/test_counted",
+    "strategies/test_parallel", "strategies/test_pipeline", "strategies/test_tensor",
+    "export/test_launched_exports", "script/test_script_families", "strategies/test_pairs",
+    "sampling/test_drawing", "worker/test_resume", "test_questions", "commands/test_public_run",
+    "worker/test_building", "strategies/test_catalog", "launch/test_two_nodes",
 )  # fmt: skip
 """Files whose tests take longest: they begin first, so that none is left to run alone."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", help="run the thorough tests too")
-    parser.addoption(
-        "--nightly", action="store_true", help="run the thorough and nightly tests too"
-    )
-
-
-def files(names: Iterable[str]) -> list[Path]:
-    return [Path(__file__).parent / f"{name}.py" for name in names]
+    parser.addoption("--nightly", action="store_true", help="run the nightly tests as well")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    first = {path: place for place, path in enumerate(files(LONGEST))}
+    here = Path(__file__).parent
+    first = {here / f"{name}.py": place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: first.get(item.path, len(first)))
-    left_out = {"thorough", "nightly"}
-    if config.option.all:
-        left_out = {"nightly"}
-    if config.option.nightly:
-        left_out = set()
+    left_out = {"nightly"} if config.option.all else {"thorough", "nightly"}
+    left_out = set() if config.option.nightly else left_out
     asked = {Path(arg.partition("::")[0]).resolve() for arg in config.args}
     left = {
         i for i in items if i.path not in asked and left_out & {m.name for m in i.iter_markers()}

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import HALF, STRIP, TINY, Case, launched_together
+from conftest import HALF, STRIP, TINY, Case, OnDemand, launched_together
 from safetensors.torch import load_file
 
 from harness.planner import pool
@@ -15,6 +17,7 @@ from harness.resolve import resolve
 from harness.result import Result, Status
 from harness.spec import Spec
 from strategies import parse
+from tests.made.publics import MINIATURES, miniature
 
 pytestmark = pytest.mark.thorough
 
@@ -64,35 +67,36 @@ STRIPS = [
     "ddp+bf16_pure+block_swap:blocks=4+cast+lora+checkpoint",
 ]
 """Recipes of a subject that is no DiT."""
-
-
-def folder_of(recipe: str) -> str:
-    return recipe.replace(":", "_")
+UNLIKE = ("flux-dev", "wan2.1-1.3b", "z-image", "sana-1.6b", "mochi")
+IN_TURN = itertools.cycle(("ddp", "zero2", "zero3", "ddp+lora", "ddp+checkpoint"))
+FAMILIES = {
+    f"{name} {recipe}": miniature(name, recipe, processes=2, steps=1)
+    for name, recipe in (
+        *zip(MINIATURES, IN_TURN, strict=False),
+        # Two groups of blocks; a video; refiners; linear attention; trained rotary frequencies.
+        *((name, "zero3+checkpoint") for name in UNLIKE),
+        ("qwen-image", "zero2+lora"),  # weights that get no gradient
+        ("sd3.5-medium", "zero3+lora:targets=attention"),  # a block that attends twice
+    )
+}
+"""Each family of public models in miniature, and recipes of several kinds."""
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory) -> tuple[dict[str, Result], Path]:
-    """Folder -> result, and where the folders are."""
+def runs(tmp_path_factory) -> tuple[Mapping[str, Result], Path]:
+    """Name -> result, run when it is read, and where the folders of those names are."""
     base = tmp_path_factory.mktemp("launched")
 
     def case(spec: Spec, recipe: str, *words: str) -> Case:
         return Case(dataclasses.replace(spec, recipe=recipe), words)
 
-    cases = {folder_of(recipe): case(spec, recipe) for recipe, spec in PAIRS.items()}
+    cases = {recipe: case(spec, recipe) for recipe, spec in PAIRS.items()}
     for recipe in ADAPTERS:
-        name = folder_of(recipe)
-        cases[name] = case(ADAPTING, recipe, "--trained", str(base / name / TRAINED))
+        cases[recipe] = case(ADAPTING, recipe, "--trained", str(base / recipe / TRAINED))
     strip = dataclasses.replace(STRIP, processes=2)
-    cases |= {f"strip-{folder_of(recipe)}": case(strip, recipe) for recipe in STRIPS}
-    return launched_together(cases, base), base
-
-
-@pytest.fixture
-def row(request, runs) -> Result:
-    """The run of that name, which went well."""
-    found = runs[0][folder_of(request.param)]
-    assert found.status is Status.OK, f"{found.reason}\n{found.log_tail}"
-    return found
+    cases |= {f"strip-{recipe}": case(strip, recipe) for recipe in STRIPS}
+    cases |= {name: Case(spec) for name, spec in FAMILIES.items()}
+    return OnDemand(lambda name: launched_together({name: cases[name]}, base)[name]), base
 
 
 @pytest.mark.parametrize("row", PAIRS, indirect=True)
@@ -164,8 +168,22 @@ def test_it_is_launched_and_audited_like_any_other(row, train_here):
 
 def test_memory_is_predicted_of_own_subjects_students_and_early_steps(runs, tmp_path):
     names = [*(f"strip-{recipe}" for recipe in STRIPS), TAUGHT, ALIKE[1]]
-    rows = [runs[0][folder_of(name)] for name in names]
+    rows = [runs[0][name] for name in names]
     predicted = pool.predict_all([resolve(row.spec) for row in rows], tmp_path)
     for row, found in zip(rows, predicted, strict=True):
         assert found.method == "trace", found.reason
         assert found.steady.bytes == pytest.approx(row.ranks[0].categories.total, rel=0.01)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("row", FAMILIES, indirect=True)
+def test_a_family_trains_on_two_processes_as_it_does_alone(row, train_here):
+    assert [check.name for check in row.audit if not check.ok] == []
+    assert {part.name for part in parse(row.spec.recipe).strategies} <= set(row.evidence)
+    parts = row.spec.recipe.split("+")[1:]
+    alone = "+".join(["single", *(part for part in parts if part != "checkpoint")])
+    spec = dataclasses.replace(row.spec, recipe=alone, processes=1)
+    run, log = train_here(spec, 2)
+    assert row.losses[:2] == pytest.approx(log.all_losses(run), rel=1e-4)
+    assert row.grad_norms[:2] == pytest.approx(log.all_norms(), rel=1e-4)
+    assert row.losses[0] != row.losses[1], "it learned nothing"

@@ -1,21 +1,18 @@
-"""What a GPU does otherwise, where its decisions can be seen without one: stand-ins for streams,
-for devices, and for a compiler."""
+"""What a GPU does otherwise, where its decisions can be seen without one: tensors without memory,
+and a compiler that needs none. ``tests/worker/test_gpu.py`` holds what copies on streams give."""
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import itertools
-from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import part_named
+from conftest import TINY, part_named
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from strategies.activations.offload_activations import Host, Offloaded
-from strategies.async_host_copy import MOST, AsyncHostCopy
+from strategies.activations.offload_activations import Host
+from strategies.async_host_copy import MOST
 from strategies.base import Settings
 from strategies.optimizers.table import torchao_adam
 from strategies.step.ema import PIECE
@@ -82,8 +79,6 @@ def test_a_tensor_of_the_host_that_autograd_keeps_stays_where_it_is():
 
 def test_a_prediction_for_a_gpu_has_the_buffers_of_an_average_on_the_host(train_here):
     """No larger than the largest shard, and whole powers of two, as pinned blocks are."""
-    from conftest import TINY
-
     run, _ = train_here(TINY, 1)
     average = run.trained.attached["ema"]
     assert average.staging is None, "a CPU reads its own memory"
@@ -99,52 +94,6 @@ def test_a_prediction_for_a_gpu_has_the_buffers_of_an_average_on_the_host(train_
 
 
 # -- copies on a stream of their own ---------------------------------------------------------------
-
-
-class Streams:
-    """A stream of copies and the one that computes; what each is told is noted, in order."""
-
-    def __init__(self, monkeypatch) -> None:
-        self.log: list[object] = []
-        self.copies = SimpleNamespace(
-            wait_stream=lambda stream: self.log.append("copy waits"), record_event=self._event
-        )
-        computing = SimpleNamespace(wait_event=lambda event: self.log.append(f"compute: {event}"))
-        monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: computing)
-        monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
-        self.events = itertools.count()
-
-    def _event(self) -> str:
-        return f"event {next(self.events)}"
-
-
-def test_what_leaves_is_held_until_what_computes_waits_for_its_copy(monkeypatch):
-    """And no longer: not until the host finds that the device has come so far."""
-    streams, target = Streams(monkeypatch), SimpleNamespace(copy_=lambda source, non_blocking: None)
-    host_copy = AsyncHostCopy(streams.copies, most=2)
-    sources = [torch.empty(8, device="meta") for _ in range(4)]
-    for source in sources:
-        host_copy.copy(source, target)
-    assert [source.shape for source, _ in host_copy.held] == [(8,), (8,)]
-    waits = [line for line in streams.log if line != "copy waits"]
-    assert waits == ["compute: event 0", "compute: event 1"]
-    assert streams.log.index("compute: event 0") > 2, "two copies go on beside what computes"
-    host_copy.let_go()
-    assert streams.log[-2:] == ["compute: event 2", "compute: event 3"] and not host_copy.held
-
-
-def test_what_comes_back_is_in_memory_of_what_computes(monkeypatch):
-    """A copy waits until that memory is free, computing until the copy is there; also where nobody
-    asked for it, before its memory is another's."""
-    streams = Streams(monkeypatch)
-    host = Host(lambda blocks, *given: None)
-    host.host_copy = AsyncHostCopy(streams.copies)
-    stays = [Offloaded(torch.ones(4), torch.device("cpu")) for _ in range(2)]
-    assert host.unpack((1, stays)).equal(torch.ones(4))
-    assert streams.log == ["copy waits", "copy waits", "compute: event 0"]
-    assert stays[1] is None and stays[0].fetched is not None
-    stays.clear()
-    assert streams.log[3:] == ["compute: event 1"]
 
 
 def test_a_prediction_for_a_gpu_holds_what_is_leaving():

@@ -77,7 +77,7 @@ LOST = {
 UNLIKE = "gradients_not_divided_by_micro_batches"
 """Stages that are not one training, by parity with ddp."""
 SAVED, ON = "saved", "goes on"
-OFTEN = ("pp", "pp:schedule=interleaved", REPEATED)
+OFTEN = ("pp", REPEATED)
 """Those that run by default: ``worker/test_runs`` launches the other launch files as well."""
 
 
@@ -141,6 +141,7 @@ def test_losses_gradients_and_updates_are_those_of_whole_models(row, runs):
     hold_equal(row, runs[0]["ddp"])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("row", ["pp of words", "pp+cross_entropy of words"], indirect=True)
 def test_the_last_stage_takes_the_loss_over_a_vocabulary(row, runs):
     assert [check for check in row.audit if not check.ok] == []

@@ -171,6 +171,7 @@ def test_a_peak_survives_a_library_that_resets_the_counts(gpu):
     assert found.phases["first_step"].allocated == 10, "and no later phase has it"
 
 
+@pytest.mark.thorough
 def test_a_process_that_keeps_freed_memory_says_so():
     _, notes = measured({})
     assert len(notes) == 1 and "MALLOC_TRIM_THRESHOLD_=131072" in notes[0]

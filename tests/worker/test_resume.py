@@ -261,13 +261,11 @@ def test_another_spec_is_refused_before_anything_is_loaded(train_here, tmp_path)
     run, _ = train_here(spec, 1)
     facts = {"recipe": "single", "model": "DiT-T/8"}
     path = training.save(run.trained, tmp_path, facts)
-    before = weights_digest(run.trained.module)
     with pytest.raises(ValueError, match="saved with model DiT-T/8, not DiT-S/8; resume with"):
         training.restore(run.trained, path, {**facts, "model": "DiT-S/8"})
     again, _ = train_here(spec, 0)
-    assert weights_digest(again.trained.module) != before
     assert training.restore(again.trained, path, facts)["step"] == 1
-    assert weights_digest(again.trained.module) == before
+    assert weights_digest(again.trained.module) == weights_digest(run.trained.module)
     assert again.trained.attached["ema"].updates == again.trained.optimizer_steps == 1
     assert training.latest(tmp_path) == path
     largest = max((p for p in path.rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)

@@ -73,7 +73,7 @@ def done(tmp_path_factory) -> tuple[Mapping[str, Result], Path]:
     def spec(recipe: str) -> Spec:
         return dataclasses.replace(SPEC, recipe=recipe, processes=PROCESSES.get(recipe, 2))
 
-    cases = {folder_of(name): Case(spec(name), module=module, resident=True) for name in ALL}
+    cases = {name: Case(spec(name), module=module, resident=True) for name in ALL}
     for name, (recipe, file) in TAKEN_FOR.items():
         short = dataclasses.replace(spec(recipe), steps=1)
         cases[name] = Case(short, file=file(base))
@@ -83,11 +83,7 @@ def done(tmp_path_factory) -> tuple[Mapping[str, Result], Path]:
 @pytest.fixture(scope="module")
 def runs(done):
     """``runs(recipe) -> (Result, its folder)``."""
-    return lambda recipe: (done[0][folder_of(recipe)], done[1] / folder_of(recipe))
-
-
-def folder_of(recipe: str) -> str:
-    return recipe.replace(":", "_")
+    return lambda recipe: (done[0][recipe], done[1] / recipe)
 
 
 @pytest.fixture
@@ -310,7 +306,7 @@ def predicted(tmp_path_factory) -> Mapping[str, Prediction]:
     base = tmp_path_factory.mktemp("predicted")
 
     def make(recipe: str) -> Prediction:
-        folder = base / folder_of(recipe)
+        folder = base / recipe
         folder.mkdir()
         spec = dataclasses.replace(SPEC, recipe=recipe, processes=PROCESSES.get(recipe, 2))
         (fields,) = predictions([dataclasses.asdict(spec)], folder)
