@@ -249,6 +249,7 @@ def test_a_mesh_is_read_as_its_sizes_say(sizes, recipe, tmp_path):
         read(launch, model="DiT-S/4", processes=8)
 
 
+@pytest.mark.thorough
 def test_the_table_is_what_the_libraries_classes_say():
     code = "import json; from docs.make.launch_keys import made; print(json.dumps(made()))"
     run = subprocess.run(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import json
-import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -110,15 +109,6 @@ def test_bad_input(line: str, tmp_path: Path, capsys, monkeypatch, nothing_start
     assert nothing_starts == [] and not (tmp_path / "results").exists()
 
 
-def test_too_few_gpus(tmp_path: Path, capsys, monkeypatch, nothing_starts) -> None:
-    card = gpus.Gpu(index=0, name="H200", total_bytes=2**37)
-    monkeypatch.setattr(run, "recall", lambda out: machine(out, gpus=(card,), probe=None))
-    words = ["--recipes", "ddp", "--device", "cuda", "--processes", "4", "--out", str(tmp_path)]
-    assert call(words) == 2
-    assert "use --processes 1" in capsys.readouterr().err
-    assert nothing_starts == []
-
-
 SEEN = ["run --recipes single --noise-floor 1", "train --recipe single", "anatomy single",
         "max-batch --recipe single"]  # fmt: skip
 
@@ -159,14 +149,6 @@ def test_a_torch_for_cpus_is_not_asked(tmp_path, capsys, monkeypatch, nothing_st
     words = [*SEEN[0].split(), "--device", "cuda", "--out", str(tmp_path)]
     assert call(words) == 2 and nothing_starts == []
     assert "torch sees no GPU here" in capsys.readouterr().err
-
-
-def test_a_full_disk(tmp_path: Path, capsys, monkeypatch, nothing_starts) -> None:
-    usage = shutil.disk_usage(tmp_path)._replace(free=1000)
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
-    assert call(["--recipes", "ddp", "--out", str(tmp_path)]) == 2
-    assert "free disk space" in capsys.readouterr().err
-    assert nothing_starts == []
 
 
 def test_dry_run_prints_commands_and_starts_nothing(tmp_path, capsys, nothing_starts) -> None:

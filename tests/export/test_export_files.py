@@ -89,19 +89,6 @@ def test_every_number_of_a_launch_file_is_settled(sharding, precision):
     assert in_yaml == (None if texts else word), "accelerate refuses it beside a DeepSpeed file"
 
 
-def test_groups_of_ranks_and_what_is_kept_gathered_are_in_words_of_fsdp2():
-    """FSDP 1's HYBRID_SHARD means nothing to it."""
-    groups = yaml.safe_load(made("hsdp:replicate=4").files["accelerate.yaml"])
-    sizes = {"dp_replicate_size": 4, "dp_shard_size": 2}
-    assert groups["parallelism_config"] == {f"parallelism_config_{k}": v for k, v in sizes.items()}
-    kept = yaml.safe_load(made("fsdp2:reshard=off").files["accelerate.yaml"])
-    assert "parallelism_config" not in kept
-    for content, after in ((groups, True), (kept, False)):
-        block = content["fsdp_config"]
-        assert block["fsdp_reshard_after_forward"] is after
-        assert "fsdp_sharding_strategy" not in block
-
-
 def test_what_only_the_user_knows_is_a_blank_that_is_named():
     found = made("zero3_nvme")
     (key,) = found.blanks
@@ -112,15 +99,6 @@ def test_what_only_the_user_knows_is_a_blank_that_is_named():
     assert node == NVME_BLANK and "NVMe" in found.blanks[key]
     rest = [text for sharding in SHARDINGS for text in made(sharding).files.values()]
     assert sum(NVME_BLANK in text for text in rest) == 1, "and there is no other"
-
-
-def test_sixteen_bit_weights_are_kept_as_the_strategy_settles_them():
-    pure = json.loads(made("zero2+bf16_pure").files["deepspeed.json"])["bf16"]
-    assert pure == {
-        "enabled": True, "bf16_master_weights_and_grads": True, "bf16_optimizer_states": True,
-    }  # fmt: skip
-    half = json.loads(made("zero2+fp16:scale=1024").files["deepspeed.json"])["fp16"]
-    assert half == {"enabled": True, "loss_scale": 0, "initial_scale_power": 10}
 
 
 # ---- other trainers ----

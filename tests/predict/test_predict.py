@@ -28,8 +28,6 @@ from harness.planner.plan.table import notes, short_notes
 from harness.planner.speed import rates, roofline
 from harness.planner.tracing.allocator import Allocator, replay
 from harness.prediction import Work, kept, load
-from harness.resolve import resolve
-from harness.spec import Spec
 from harness.system import cards
 from strategies.base import pinned_block
 from tests.made.predictions import GIB, MIB, asked, made_up, prediction
@@ -74,23 +72,6 @@ def test_expandable_segments_grow_by_what_is_missing():
     assert a.reserved == 60 * MIB
     a.allocate(512)  # small ones have a range of their own
     assert a.reserved == 62 * MIB
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("part", ["lora", "qlora"])
-def test_fsdp2_cuts_adapters_and_the_16_bit_weights_beside_them(part, tmp_path):
-    """Of a float32 adapter a rank holds two bytes more in the weight and in each moment."""
-    texts = (f"fsdp2+bf16_pure+{part}", f"fsdp2+bf16_pure+{part}:dtype=fp32")
-    rows = [resolve(Spec(recipe=text, model="DiT-T/4", data="synthetic", global_batch=4,
-                         processes=2, device="cuda", ema=0.0)) for text in texts]  # fmt: skip
-    found, floats = pool.predict_all(rows, tmp_path, jobs=1)
-    assert (found.method, floats.method) == ("trace", "trace"), found.fault
-    subject = rows[0].subject
-    layers = [subject.make().get_submodule(name) for name in subject.linears]
-    elements = sum(8 * (layer.in_features + layer.out_features) for layer in layers)
-    assert floats.between - found.between == (2 + 2 * 2) * elements / 2
-    if part == "lora":
-        assert found.steady.categories["parameters"] == pytest.approx(subject.parameters, rel=0.1)
 
 
 def test_under_a_limit_cache_is_returned_before_it_fails():
@@ -435,12 +416,3 @@ def test_a_plan_that_fits_nothing_predicts_what_else_would(capsys, monkeypatch, 
     assert {row["processes"] for row in found["tried"]} == {8}
     able = [row["recipe"] for row in found["tried"] if row["verdict"] == "fits"]
     assert able == ["zero1", "zero2", "zero3"] and found["tried_on_more_gpus"] == []
-
-
-def test_a_suite_s_impossible_rows_are_lines_of_the_plan(capsys, monkeypatch):
-    """Global batch 8 on 8 GPUs leaves nothing to accumulate: two rows of the suite cannot be."""
-    made_up(monkeypatch, lambda row: 5)
-    words = ["--gpu", "L4", "--gpus", "8", "--global-batch", "8", "--suite", "default"]
-    assert cli.main(["plan", *words]) == 0
-    text = " ".join(capsys.readouterr().out.split())
-    assert "refused ddp+accumulate:steps=4: global_batch 8 does not divide" in text

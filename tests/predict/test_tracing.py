@@ -1,0 +1,277 @@
+"""What a trace stands on: adapters of engines, short ways through a large world, ops of CUDA on
+tensors that stand for a GPU's, and forks."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from conftest import TINY
+from deepspeed.runtime.zero.partition_parameters import _init_external_params
+from deepspeed.runtime.zero.partitioned_param_coordinator import iter_params
+from deepspeed.utils.z3_leaf_module import set_z3_leaf_modules, z3_leaf_module
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.functional import scaled_dot_product_attention as attend
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from harness.planner.adapters import ADAPTERS, adapter_of
+from harness.planner.adapters.zero_patches import _parameters, _whole
+from harness.planner.tracing import cuda_calls, forks
+from harness.planner.tracing.cuda_calls import as_bias, cuda_like
+from harness.planner.tracing.forks import EARLY, in_forks
+from harness.planner.tracing.shortcuts import Shortcuts
+from harness.planner.tracing.trace import StoragelessTracer
+from harness.planner.worker import predict
+from harness.resolve import resolve
+from strategies.sharding import sharding_kinds
+
+# ---- adapters of engines ----
+
+
+@pytest.mark.parametrize("kind", sorted(sharding_kinds()))
+def test_the_engine_of_every_launch_file_has_an_adapter(kind):
+    engine = sharding_kinds()[kind].engine("cuda")
+    assert type(adapter_of(engine)) is ADAPTERS[type(engine).__name__]
+
+
+def test_an_engine_without_an_adapter_has_no_prediction_and_a_reason(monkeypatch):
+    monkeypatch.delitem(ADAPTERS.data, "Alone")
+    found = predict(resolve(dataclasses.replace(TINY, recipe="single", processes=1)))
+    assert found.method == "none" and "Alone has no adapter" in found.reason
+
+
+@pytest.fixture
+def module() -> nn.Module:
+    """Two layers, one without a bias, and a parameter of one that the other uses."""
+    made = nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 2, bias=False)))
+    for each in made.modules():
+        _init_external_params(each)
+    made[1]._external_params[7] = made[0].bias
+    return made
+
+
+@pytest.mark.parametrize("recurse", [False, True])
+def test_parameters_are_those_that_deepspeed_finds(module, recurse):
+    for each in module.modules():
+        ours, theirs = ([id(p) for p in f(each, recurse)] for f in (_parameters, iter_params))
+        assert ours == theirs
+    own = {id(p) for p in _parameters(module[1], recurse)}
+    assert own == {id(module[0].bias)} | ({id(module[1][0].weight)} if recurse else set())
+
+
+def test_a_module_without_parameters_elsewhere_has_its_own():
+    assert [p.shape for p in _parameters(nn.Linear(2, 3))] == [torch.Size([3, 2]), torch.Size([3])]
+
+
+def test_leaves_are_those_that_deepspeed_was_told_of(module):
+    assert not any(_whole(each) or z3_leaf_module(each) for each in module.modules())
+    set_z3_leaf_modules(module, [nn.Linear])
+    found = [_whole(each) for each in module.modules()]
+    assert found == [z3_leaf_module(each) for each in module.modules()]
+    assert found == [type(each) is nn.Linear for each in module.modules()]
+
+
+# ---- short ways through a large world ----
+
+
+def cut(ranks: int) -> int:
+    """Cut and join a buffer as DeepSpeed does for its ranks; return how many ops a trace sees."""
+    ops: list[tuple] = []
+    tracer = StoragelessTracer({"cpu": "device"}, witness=lambda *given: ops.append(given))
+    with Shortcuts(), FakeTensorMode(), tracer:
+        whole = torch.zeros(3 * ranks - 1)
+        slices = [whole[3 * rank : 3 * rank + 3] for rank in range(ranks)]
+        pieces = [whole.narrow(0, 3 * rank, 2) for rank in range(ranks)]
+        joined = torch.cat(slices + pieces)
+        chunks = torch.chunk(joined[: 2 * ranks], ranks)
+    lengths = {len(piece) for piece in slices}, {len(piece) for piece in pieces}
+    assert (lengths, len(chunks), len(joined)) == (({2, 3}, {2}), ranks, 5 * ranks - 1)
+    sizes = [storage.size for storage in tracer.record.storages]
+    assert sizes == [4 * (3 * ranks - 1), 4 * (5 * ranks - 1)]
+    return len(ops)
+
+
+def test_ops_do_not_grow_with_the_world():
+    assert cut(1024) == cut(16) < 20
+
+
+def test_what_the_short_way_cannot_answer_goes_the_long_way():
+    with Shortcuts():
+        whole = torch.arange(20.0)
+        assert [len(p) for p in torch.chunk(whole, 3)] == [7, 7, 6]
+        assert whole[::2].tolist() == whole.tolist()[::2]
+        assert whole[-3:].tolist() == [17.0, 18.0, 19.0]
+        square, grown = whole.view(4, 5), whole.clone().requires_grad_()
+        assert square[1:3].shape == (2, 5) and square.narrow(1, 2, 3).shape == (4, 3)
+        assert torch.cat([square] * 9).shape == (36, 5)
+        assert torch.cat([grown[:4]] * 9).requires_grad
+        mixed = torch.cat([whole] * 8 + [whole.double()])
+        assert mixed.dtype is torch.float64 and len(mixed) == 180
+
+
+# ---- ops of a GPU ----
+
+NAMES = {
+    "grid_sampler": "grid_sample", "nll_loss2d": "nll_loss",
+    "_convolution": "convolution", "cudnn_convolution": "convolution",
+    "cudnn_convolution_transpose": "convolution",
+    "_scaled_dot_product_flash_attention": "scaled_dot_product_attention",
+}  # fmt: skip
+"""Op that autocast casts -> function that a model calls."""
+RECURRENT = {
+    "_cudnn_rnn",  # registered by a build of torch for CUDA
+    *(f"{kind}_cell" for kind in ("rnn_tanh", "rnn_relu", "gru", "lstm", "_thnn_fused_gru",
+                                  "_thnn_fused_lstm")),
+}  # fmt: skip
+
+
+def test_no_op_that_autocast_casts_is_missing():
+    ops = torch._C._dispatch_get_registrations_for_dispatch_key("AutocastCUDA")
+    names = {name.partition("::")[2].partition(".")[0] for name in ops if name.startswith("aten")}
+    called = {
+        "interpolate" if name.lstrip("_").startswith("upsample") else NAMES.get(name, name)
+        for name in names - RECURRENT
+    }
+    assert "rms_norm" in called
+    assert called <= cuda_calls.LOWER | cuda_calls.FLOAT32 | cuda_calls.WIDEST
+
+
+@pytest.fixture
+def x():
+    return torch.empty(2, 9, 128, dtype=torch.bfloat16, device="meta", requires_grad=True)
+
+
+def test_a_norm_is_one_kernel_that_keeps_a_number_per_row(x):
+    norm = torch.nn.RMSNorm(128, device="meta", dtype=torch.bfloat16)
+    with cuda_like("flash"):
+        out = norm(x)
+    given, weight, deviation = out.grad_fn.saved_tensors
+    assert given is x and weight is norm.weight and out.dtype is x.dtype
+    assert deviation.shape == (2, 9, 1) and deviation.dtype is torch.float32
+    with cuda_like("flash"):
+        assert "RMSNorm" not in norm.float()(x).grad_fn.name(), "weights of another type"
+    with cuda_like("flash"), torch.autocast("cuda", torch.bfloat16):
+        out = norm.float()(x)
+    assert out.dtype is torch.float32 and out.grad_fn.saved_tensors[0].dtype is torch.float32
+
+
+def test_dropout_keeps_a_mask_of_bytes(x):
+    with cuda_like("flash"):
+        out = torch.nn.Dropout(0.1)(x)
+    kept = out.grad_fn._saved_result1
+    assert out.dtype is x.dtype and kept.dtype is torch.bool and kept.numel() == x.numel()
+    with cuda_like("flash"):
+        plain = torch.nn.functional.dropout(torch.ones(4, requires_grad=True), 0.1)
+    assert not hasattr(plain.grad_fn, "_saved_result1"), "on a CPU it is noise"
+
+
+class Ran(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+def heads(count: int, tokens: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    return torch.empty(1, count, tokens, 64, dtype=dtype, device="meta")
+
+
+def kernels(kind: str, q: torch.Tensor, k: torch.Tensor, **more) -> set[str]:
+    with cuda_like(kind), Ran() as ran:
+        out = attend(query=q, key=k, value=k, **more)
+    assert out.shape == q.shape
+    return {name.split("_attention")[0].rpartition("product_")[2] for name in ran.names
+            if "_scaled_dot_product" in name}  # fmt: skip
+
+
+def test_a_call_by_keyword_runs_the_kernel_that_takes_it():
+    q, few, half = heads(4, 32), heads(2, 32), heads(4, 32, torch.float16)
+    assert kernels("flash", q, q) == {"flash"} and kernels("cudnn", q, q) == {"cudnn"}
+    mask = torch.ones(1, 1, 1, 32, dtype=torch.bool, device="meta")
+    assert kernels("flash", q, q, attn_mask=mask) == {"efficient"}
+    assert kernels("flash", q, few, enable_gqa=True) == {"flash"}
+    assert kernels("efficient", q, q) == set(), "bfloat16 on an old card"
+    assert kernels("efficient", half, half) == {"efficient"}
+    few = heads(2, 32, torch.float16)
+    assert kernels("efficient", half, few, enable_gqa=True) == set(), "a key for each head"
+
+
+@pytest.mark.parametrize(("shape", "held"), [
+    ((1, 1, 1, 32), 32 * 2),
+    ((1, 1, 1, 20), 24 * 2),  # a row that is no multiple of 8 is padded
+    ((1, 1, 20, 20), 20 * 24 * 2),
+])  # fmt: skip
+def test_a_boolean_mask_becomes_numbers_of_the_queries_type(shape, held):
+    q = heads(4, shape[-1])
+    bias = as_bias(torch.ones(shape, dtype=torch.bool, device="meta"), q, q, padded=True)
+    assert bias.dtype is torch.bfloat16 and bias.shape == (1, 4, shape[-1], shape[-1])
+    assert bias.untyped_storage().nbytes() == held
+
+
+def test_what_a_bias_says_is_what_the_mask_said():
+    q = torch.zeros(1, 2, 3, 8)
+    bias = as_bias(torch.tensor([True, False, True]).view(1, 1, 1, 3), q, q, padded=True)
+    assert bias[0, 0, 0].tolist() == [0.0, float("-inf"), 0.0]
+    q, told = heads(4, 32), torch.zeros(1, 1, 1, 32, dtype=torch.bfloat16, device="meta")
+    same = as_bias(told, q, q, padded=True)
+    assert same.untyped_storage()._cdata == told.untyped_storage()._cdata, "numbers stay"
+
+
+# ---- forks ----
+
+
+def test_each_answers_by_its_index_and_so_many_run_at_a_time(tmp_path: Path):
+    def count(what: str) -> int:
+        return len([*tmp_path.glob(f"{what}-*")])
+
+    def function(index: int):
+        def run() -> dict:
+            (tmp_path / f"began-{index}").touch()
+            there, end = count("began") - count("ended"), time.monotonic() + 30
+            while count("began") < 2 and time.monotonic() < end:  # the first waits for the second
+                time.sleep(0.01)
+            time.sleep(0.05)  # a third would show
+            both = count("began") >= 2
+            (tmp_path / f"ended-{index}").touch()
+            return {"ok": both and there <= 2, "pid": os.getpid(), "long": "x" * 3_000_000}
+
+        return run
+
+    found = {one.index: one.made for one in in_forks([function(i) for i in range(5)], 2, 60)}
+    assert sorted(found) == list(range(5)) and all(made["ok"] for made in found.values())
+    assert all(len(made["long"]) == 3_000_000 for made in found.values())
+    assert len({made["pid"] for made in found.values()} | {os.getpid()}) == 6
+
+
+def test_what_dies_or_never_ends_is_lost_alone(monkeypatch):
+    def dies() -> dict:
+        os._exit(3)
+
+    def hangs() -> dict:
+        while True:
+            signal.pause()
+
+    def raises() -> dict:
+        raise ValueError("lost")
+
+    found, limit = {}, 3600.0
+
+    def clock() -> float:
+        """The limit passes when all others have ended."""
+        return time.monotonic() + limit * (len(found) == 3)
+
+    monkeypatch.setattr(forks, "time", SimpleNamespace(monotonic=clock))
+    for one in in_forks([dies, hangs, lambda: {"there": 1}, raises], 4, limit):
+        found[one.index] = one.made
+    assert found[0] == EARLY == found[3] and found[2] == {"there": 1}
+    assert found[1] == {"why": "not done after 3600 s"}
