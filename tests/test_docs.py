@@ -1,18 +1,21 @@
-"""Pages that are generated from code and from published results: ``python -m docs.make.parts``."""
+"""Pages that are generated from code and published results (``python -m docs.make.parts``), and
+plans that pages show: what the command prints, from recorded predictions alone."""
 
 from __future__ import annotations
 
 import re
-from pathlib import Path
+import shlex
 
 import pytest
 
 from docs.make import parts
+from docs.make.parts import BLOCK
+from harness import ROOT, cli
+from harness.planner import pool
 from harness.result import load_all
 from harness.subjects.library import families as library
 from harness.suite.file import load_suite
 
-ROOT = Path(__file__).resolve().parent.parent
 DOCS, README = ROOT / "docs", ROOT / "README.md"
 FLUX = DOCS / "tutorial/flux-lora-24gb.md"
 
@@ -48,17 +51,6 @@ def test_recorded_commands_name_no_folder_of_a_machine():
     assert words and {word for word in words if word.startswith("/")} <= {"/dev/null"}
 
 
-def transcript(page: Path) -> str:
-    """The plan that a page shows."""
-    return re.search(r"^```\n(\./run\.sh plan .*?)^```", page.read_text(), re.S | re.M)[1]
-
-
-def test_readme_shows_an_excerpt_of_the_tutorial_s_plan():
-    """It is held to the predictor by test_questions.py."""
-    shown, full = transcript(README), iter(transcript(FLUX).splitlines())
-    assert all(line in full for line in shown.splitlines() if line != " ...")
-
-
 def test_the_tutorial_on_sharding_shows_the_plan_of_the_how_to():
     shown = (DOCS / "tutorial/dit-xl-8-gpus.md").read_text().split("```")[1].splitlines()
     assert len(shown) > 9 and set(shown) <= set((DOCS / "how-to/plan.md").read_text().splitlines())
@@ -67,3 +59,68 @@ def test_the_tutorial_on_sharding_shows_the_plan_of_the_how_to():
 def test_as_many_public_models_as_there_are():
     (said,) = re.findall(r"(\d+) public models", README.read_text())
     assert int(said) == len(library.table())
+
+
+# ---- plans that pages show ----
+
+
+RECORDED = "./run.sh plan --model flux-dev --gpu RTX-4090"
+SHOWN = [README, FLUX]
+
+
+def plain(output: str) -> str:
+    """An output with its lines joined."""
+    return " ".join(output.split())
+
+
+def blocks_of(text: str) -> list[tuple[str, str]]:
+    """(command, output) of each block of a page."""
+    return [(match[1], match[2].strip("\n")) for match in BLOCK.finditer(text)]
+
+
+def commands(text: str) -> list[tuple[str, list[str]]]:
+    """(command, lines shown below it) of each block of a page that starts with a command."""
+    blocks = re.findall(r"^```(?:sh)?\n(\./run\.sh [^\n]+)\n(.*?)^```", text, re.S | re.M)
+    lines = [(command, map(plain, output.splitlines())) for command, output in blocks]
+    return [(command, [one for one in shown if one not in ("", "...")]) for command, shown in lines]
+
+
+TUTORIAL = commands(FLUX.read_text(encoding="utf-8"))
+SLOW = pytest.mark.thorough  # the passes of encoders are traced
+
+
+@pytest.mark.parametrize(
+    ("command", "lines"),
+    [pytest.param(*one, marks=[SLOW] if "--phases" in one[0] else []) for one in TUTORIAL],
+    ids=["plan", "phases", "export", "check"],
+)
+def test_each_command_of_the_flux_tutorial_ends_well(command, lines, monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(pool, "ROOT", tmp_path)  # of an empty folder of predictions
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(shlex.split(command)[1:]) == 0
+    printed = [plain(line) for line in capsys.readouterr().out.replace("\u00b1", "+-").splitlines()]
+    assert [line for line in lines if line not in printed] == []
+    if "--phases" in command:
+        (told,) = re.findall("`(by phase: .*?)`", FLUX.read_text(encoding="utf-8"))
+        assert told in " ".join(printed)
+    if "--out" in command:
+        assert (tmp_path / "take_home/trainers.md").is_file()
+
+
+def test_the_flux_tutorial_takes_one_recipe_home():
+    recipes = [shlex.split(command) for command, _ in TUTORIAL]
+    named = {word for words in recipes for word in words if word.startswith("single+")}
+    assert len(named) == 1 and f"Adapters: {named.pop()}" in FLUX.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("page", SHOWN, ids=lambda page: page.name)
+def test_a_recorded_plan_is_what_pages_show(page, monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(pool, "ROOT", tmp_path)  # of an empty folder of predictions
+    monkeypatch.setattr(pool, "Run", lambda *given: pytest.fail("a process was started"))
+    monkeypatch.setenv("COLUMNS", "80")
+    (output,) = (output for command, output in blocks_of(page.read_text()) if command == RECORDED)
+    assert cli.main(shlex.split(RECORDED)[1:]) == 0
+    printed = [plain(line) for line in capsys.readouterr().out.replace("\u00b1", "+-").splitlines()]
+    told = [line for line in map(plain, output.splitlines()) if line and line != "..."]
+    assert told and [line for line in told if line not in printed] == []

@@ -13,10 +13,12 @@ import itertools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from tests.sabotage.ranks import CUT, DRAWN, RANKS, SHARED, STAGES, named
-
 if TYPE_CHECKING:
     from harness.worker.loop import Run
+
+
+def named(*changes: Callable[[Run], None]) -> dict[str, Callable[[Run], None]]:
+    return {change.__name__: change for change in changes}
 
 
 # ---- FSDP2 shards ----
@@ -165,6 +167,186 @@ def _from_the_second_on(call: Callable[[], None]) -> Callable[[], None]:
     calls = itertools.count()
     return lambda: call() if next(calls) else None
 
+
+# ---- several ranks: losses alone do not reveal most of these ----
+
+LATER = 100
+"""Offset in steps by which a rank's samples differ."""
+
+
+def one_rank_left_out(run: Run) -> None:
+    """Drop the last rank's gradients, and scale up the others' to keep their total size."""
+    here = run.trained.accelerator
+    last = here.process_index == here.num_processes - 1
+    scale = 0.0 if last else here.num_processes / (here.num_processes - 1)
+    backward = here.backward
+    here.backward = lambda loss: backward(loss * scale)
+
+
+def attention_of_own_tokens(run: Run) -> None:
+    """Compute attention over this rank's tokens only."""
+    from strategies.parallel.sequence.attention import Ulysses
+
+    for layer in run.trained.subject.attentions(run.trained.module):
+        layer.attend = layer.attend.inner if isinstance(layer.attend, Ulysses) else layer.attend
+
+
+def positions_of_the_first_part(run: Run) -> None:
+    """Give every rank's tokens the positions of the first rank's."""
+    trained = run.trained
+    trained.subject.take_part(trained.module, 0, trained.launch.layout.sequence)
+
+
+def parts_not_joined(run: Run) -> None:
+    """Use each rank's own part of the output for all parts."""
+    from harness.sampling import measure
+
+    def own_alone(trained: Any, part: Any, samples: Any, known: Any) -> Any:
+        return part.repeat(1, 1, trained.launch.layout.sequence, 1)
+
+    measure.join = own_alone
+
+
+def samples_of_their_own(run: Run) -> None:
+    """Give ranks that should share samples parts of different samples."""
+    layout, batches = run.trained.launch.layout, run.feed.micro_batches
+    part = layout.part(run.trained.accelerator.process_index)
+    run.feed.micro_batches = (  # type: ignore[method-assign]
+        lambda step: batches(step + LATER * part)
+    )
+
+
+def gradients_not_averaged(run: Run) -> None:
+    """Keep the gradients of each rank's own part."""
+    run.trained.model.require_backward_grad_sync = False
+
+
+def heads_dealt_as_they_lie(run: Run) -> None:
+    """Split weights of several pieces (packed queries, keys and values) as they lie instead of
+    piece by piece. The first rank gets all queries and half of the keys."""
+    import torch
+    from torch.distributed.tensor import distribute_tensor
+
+    trained = run.trained
+    packed = [p for p in trained.module.parameters() if getattr(p, "order", None)]
+    with torch.no_grad():
+        for p, whole in zip(packed, trained.engine.whole(trained, packed), strict=True):
+            p.copy_(distribute_tensor(whole, p.device_mesh, p.placements, src_data_rank=None))
+
+
+def products_not_summed(run: Run) -> None:
+    """Use each rank's partial product of a row-parallel layer without the sum."""
+    for layer in _cut_layers(run, axis=1):
+        layer._forward_hooks.clear()
+        layer.register_forward_hook(lambda _, given, out: out.to_local())
+
+
+def gradients_not_summed(run: Run) -> None:
+    """Omit the gradient sum before a column-parallel layer."""
+    import torch
+    from torch.distributed.tensor import DTensor, Replicate
+
+    class Own(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Any) -> Any:
+            return x.view_as(x)
+
+        @staticmethod
+        def backward(ctx: Any, grad: Any) -> Any:
+            mine = grad.to_local()
+            return DTensor.from_local(mine, grad.device_mesh, [Replicate()], run_check=False)
+
+    for layer in _cut_layers(run, axis=0):
+        layer.register_forward_pre_hook(lambda _, given: (Own.apply(given[0]), *given[1:]))
+
+
+def _cut_layers(run: Run, axis: int) -> list[Any]:
+    from torch import nn
+
+    linears = (m for m in run.trained.module.modules() if isinstance(m, nn.Linear))
+    return [m for m in linears if m.weight.placements[-1].is_shard(axis) and m.weight.ndim == 2
+            and m.weight.device_mesh.ndim == 2]  # fmt: skip
+
+
+RANKS = named(one_rank_left_out)
+"""Name -> change to a run of several replicas before its first step."""
+SHARED = named(
+    attention_of_own_tokens,
+    positions_of_the_first_part,
+    samples_of_their_own,
+    gradients_not_averaged,
+)
+"""Name -> change to a run of ``ddp+sp`` before its first step."""
+DRAWN = named(attention_of_own_tokens, positions_of_the_first_part, parts_not_joined)
+"""Name -> change to ranks of ``ddp+sp`` before they load samples."""
+CUT = named(heads_dealt_as_they_lie, products_not_summed, gradients_not_summed)
+"""Name -> change to a run of ``fsdp2+tp`` before its first step."""
+
+
+# ---- pipeline stages ----
+# None of these errors raises an exception.
+
+
+def gradients_not_divided_by_micro_batches(run: Run) -> None:
+    """Sum gradients over the micro-batches of a step without dividing, once the first step has
+    built the schedule: Adam is insensitive to a scale."""
+    model = run.trained.model
+    begin = model._begin
+
+    def begun(*given: Any) -> None:
+        begin(*given)
+        model.schedule.scale_grads = False
+
+    model._begin = begun
+
+
+def all_forward_before_any_backward(run: Run) -> None:
+    """Replace 1f1b by gpipe, or by torch's equivalent for several runs of blocks. The numbers are
+    the same, and memory is higher."""
+    model = run.trained.model
+    begin = model._begin
+
+    def begun(order: Any) -> None:
+        kind = "ScheduleLoopedBFS" if order.runs > 1 else "ScheduleGPipe"
+        begin(dataclasses.replace(order, kind=kind))
+
+    model._begin = begun
+
+
+def every_stage_keeps_the_whole_model(run: Run) -> None:
+    """Keep weights of all blocks on each rank: the pipeline saves no memory."""
+    import torch
+
+    module = run.trained.module
+    for name, p in run.trained.model.cut.elsewhere.items():
+        weight = torch.nn.Parameter(torch.zeros(p.shape), requires_grad=False)
+        module.register_parameter(name.replace(".", "_"), weight)
+
+
+def one_parameter_of_the_last_stage_not_stepped(run: Run) -> None:
+    """Remove a parameter from the last stage's optimizer: no other rank can detect it."""
+    if run.trained.model.cut.last:
+        (group,) = run.trained.inner_optimizer.param_groups
+        group["params"] = group["params"][:-1]
+
+
+def gradients_of_replicas_not_averaged(run: Run) -> None:
+    """Step each pipeline with the gradients of its own samples."""
+    ranks = run.trained.model.ranks
+    object.__setattr__(ranks, "average", lambda gradients: None)  # the object is frozen
+
+
+STAGES = named(
+    gradients_not_divided_by_micro_batches,
+    gradients_of_replicas_not_averaged,
+    all_forward_before_any_backward,
+    every_stage_keeps_the_whole_model,
+    one_parameter_of_the_last_stage_not_stepped,
+)
+"""Name -> change to a run of ``pp`` before its first step."""
+
+
+# ---- all ----
 
 SABOTAGES = named(
     rounded,

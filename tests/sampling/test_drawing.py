@@ -24,7 +24,7 @@ from harness.result import Result, Status, load
 from harness.spec import Spec, SpecError
 from harness.worker import setup
 from strategies.base import Conflict
-from tests.sabotage.ranks import DRAWN as DRAWN_APART
+from tests.sabotage import DRAWN as DRAWN_APART
 
 PREDICTED = ("single", "single+int8", "ddp+sp")
 TOGETHER = "ddp+sp"

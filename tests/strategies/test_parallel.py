@@ -15,8 +15,7 @@ from harness.result import Result, Status
 from strategies import parse
 from strategies.recipe import RecipeError
 from tests.made.publics import miniature
-from tests.sabotage import HYBRID, SHARDED
-from tests.sabotage.ranks import RANKS
+from tests.sabotage import HYBRID, RANKS, SHARDED
 
 pytestmark = pytest.mark.thorough
 

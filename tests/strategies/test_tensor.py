@@ -18,7 +18,7 @@ from harness.result import Result, Status
 from strategies.parallel.tensor import parallelize
 from strategies.parallel.tensor.products import products
 from tests.made.publics import miniature
-from tests.sabotage.ranks import CUT
+from tests.sabotage import CUT
 
 pytestmark = pytest.mark.thorough
 
