@@ -95,29 +95,18 @@ def lines_of_code(text: str) -> Iterator[list[str]]:
 def fault_of(words: list[str]) -> str:
     """What is wrong with a command line, which is parsed and not run; empty if nothing is."""
     program, *rest = words
-    if program == "harness.train":
-        return _refused(train.parse_options, rest)
     if rest[:1] == ["test"]:  # the words behind it are pytest's
         lost = [w for w in rest if w.startswith("tests/") and not (ROOT / w).exists()]
         return f"no {lost[0]}" if lost else ""
-    if not rest or rest[0].startswith("-"):
+    if program != "harness.train" and (not rest or rest[0].startswith("-")):
         rest = ["run", *rest]
-    return _refused(cli._parser().parse_args, rest) or _bad_recipe(rest)
-
-
-def _refused(parse_words, words: list[str]) -> str:
     try:
-        parse_words(words)
+        own = program == "harness.train"
+        options = train.parse_options(rest) if own else cli._parser().parse_args(rest)
     except SystemExit:
-        return f"not parsed: {words}"
-    return ""
-
-
-def _bad_recipe(words: list[str]) -> str:
-    options = cli._parser().parse_args(words)
+        return f"not parsed: {rest}"
     recipes = [*(getattr(options, "recipes", None) or []), getattr(options, "recipe", None)]
-    names = {part.partition(":")[0] for r in recipes if r for part in r.split("+")}
-    if MADE_UP in names:
+    if MADE_UP in {part.partition(":")[0] for r in recipes if r for part in r.split("+")}:
         return ""
     suite = getattr(options, "suite", None)
     if suite and suite not in suite_file.known_suites() and not suite.startswith("my_"):
@@ -125,13 +114,9 @@ def _bad_recipe(words: list[str]) -> str:
     return "" if all(parse(r) for r in recipes if r) else "no recipe"
 
 
-def without_outputs(page: Path) -> str:
-    """A page's text without what plans print, whose sentences name commands too."""
-    text = page.read_text()
-    return BLOCK.sub(r"```\n\1\n```", text)
-
-
-COMMANDS = [words for page in PAGES for words in lines_of_code(without_outputs(page))]
+# Without what plans print, whose sentences name commands too.
+TEXTS = [BLOCK.sub(r"```\n\1\n```", page.read_text()) for page in PAGES]
+COMMANDS = [words for text in TEXTS for words in lines_of_code(text)]
 
 
 @pytest.mark.parametrize("words", COMMANDS, ids=lambda w: " ".join(w)[:60])

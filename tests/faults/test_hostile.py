@@ -209,7 +209,6 @@ def test_what_grows_when_it_is_read_is_refused_within_bounds(bomb, tmp_path):
     [
         ("steps: 2", "steps: 2, repeat: 1000000000", "repeat"),
         ("timeout_seconds: 60", "timeout_seconds: -1", "timeout_seconds"),
-        ("steps: 2", "steps: 1000000000", "steps"),
         ("steps: 2", "processes: 100000000", "processes"),
     ],
 )
@@ -223,7 +222,6 @@ def test_an_absurd_number_in_a_suite_is_refused_with_its_key(tmp_path, old, new,
 @pytest.mark.parametrize(
     ("words", "key"),
     [
-        ("--model DiT-XL/2 --gpus 100000000", "processes"),
         ("--model DiT-S/4:depth=100000000", "depth"),
         ("--model flux-dev --set num_layers=100000000", "num_layers"),
     ],
@@ -320,24 +318,19 @@ def odd(draw: Any, text: str) -> str:
     return text[: draw(st.integers(0, len(text)))] if kind == "cut" else text
 
 
-def told(words: list[str]) -> tuple[int, str, str]:
-    """Exit code, output and errors of a command, in this process."""
-    out, errors = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors):
+def held(words: list[str], codes: tuple[int, ...] = (0, 2)) -> tuple[int, str]:
+    """Exit code and output of a command in this process, held to what is promised of any input."""
+    out, told = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(told):
         try:
             code = cli.main(words)
         except SystemExit as stop:
             code = int(stop.code or 0)
-    return code, out.getvalue(), errors.getvalue()
-
-
-def held(words: list[str], codes: tuple[int, ...] = (0, 2)) -> tuple[int, str]:
-    """The same, held to what is promised of any input; exit code and what was printed."""
-    code, out, errors = told(words)
+    printed, errors = out.getvalue(), told.getvalue()
     assert code in codes, errors
     assert code != 2 or len(errors.splitlines()) == 1, errors
-    assert "\x1b" not in out + errors and "\x07" not in out + errors
-    return code, out + errors
+    assert "\x1b" not in printed + errors and "\x07" not in printed + errors
+    return code, printed + errors
 
 
 @pytest.fixture(scope="module")
@@ -349,7 +342,7 @@ def whole(tmp_path_factory) -> Path:
             shutil.copytree(run, folder / "runs" / run.name)
     shutil.copy(RUNS.parent / "suite.json", folder)
     made().write(folder / "calibration.json")
-    assert told(["report", str(folder)])[0] == 0
+    assert held(["report", str(folder)])[0] == 0
     return folder
 
 

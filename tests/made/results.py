@@ -15,7 +15,6 @@ from harness.report.rendering import pages
 from harness.report.rendering.export import csv_text
 from harness.result import Categories, LaunchRecord, Peak, Rank, Result, Status, load, load_all
 from harness.spec import Spec
-from strategies import parse
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "report"
 MIB, GIB = 2**20, 2**30
@@ -70,7 +69,7 @@ def done(
     a share ``shift`` away from the recorded ddp's."""
     spec = Spec(recipe=recipe, **{**CPU, "processes": 2, **fields})
     made = load(GOLDEN / ("gpu" if spec.device == "cuda" else "cpu") / "runs/ddp/result.json")
-    made.spec, made.parity, made.identity, made.command = spec, parity, spec.key, command(spec)
+    made.spec, made.parity, made.identity = spec, parity, spec.key
     made.micro_batch = spec.global_batch // spec.processes
     made.losses = [loss * (1 + shift) for loss in made.losses]
     kind = "bfloat16" if "bf16" in recipe else "float32"
@@ -88,18 +87,12 @@ def done(
     return made
 
 
-def command(spec: Spec) -> str:
-    """The command line of a spec."""
-    file = f"launch_configs/{spec.recipe.split('+')[0]}.yaml"
-    return f"accelerate launch --config_file {file} -m harness.train {spec} --out r/{spec.key}"
-
-
 def gone(recipe: str, status: Status, reason: str, way_out: str | None, **fields: object) -> Result:
     """A run without a measurement."""
     spec = Spec(recipe=recipe, **{**CPU, "processes": 2, **fields})
     ended = LaunchRecord(exit_code=1, wall_seconds=9.4, tree_peak_bytes=None)
-    told = {"reason": reason, "way_out": way_out, "command": command(spec)}
-    return Result(status=status, spec=spec, environment=MACHINE, launch=ended, **told)
+    told = {"reason": reason, "way_out": way_out, "environment": MACHINE}
+    return Result(status=status, spec=spec, launch=ended, **told)
 
 
 def large_set(count: int) -> Iterator[tuple[str, Result]]:
@@ -121,12 +114,6 @@ def ok(recipe: str) -> Result:
         step_seconds=[0.1, 0.3, 0.2], phase_seconds={},
     )  # fmt: skip
     return Result(status=Status.OK, spec=Spec(recipe=recipe), ranks=[rank])
-
-
-def row(recipe: str, beyond: float, **fields: object) -> Result:
-    """A measured row of 120 MiB of state, and MiB beyond it."""
-    spec = {"global_batch": 32, "processes": 1, **fields}
-    return done(parse(recipe).text, 1.0, (24, 24, 48, 24, beyond, 0), **spec)
 
 
 def main() -> None:

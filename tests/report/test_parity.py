@@ -170,12 +170,10 @@ def test_on_a_gpu_the_limit_follows_from_what_the_reference_is_away_from_itself(
         # Another optimizer explains all but the first step.
         ("ddp+sgd", {"losses": moved(REFERENCE.losses, 0.5, 1)}, "by design"),
         ("ddp+sgd", {"losses": moved(REFERENCE.losses, 2e-5, 0)}, "DIFFERS"),
-        ("ddp+sgd", {"grad_norms": moved(REFERENCE.grad_norms, 1e-4, 0)}, "DIFFERS"),
         # An adapter has gradients of its own; its first forward is the model's.
         ("single+lora", {"grad_norms": moved(REFERENCE.grad_norms, 0.5, 0)}, "by design"),
         ("single+lora", {"losses": moved(REFERENCE.losses, 2e-5, 0)}, "DIFFERS"),
         ("single+prune", {"losses": moved(REFERENCE.losses, 0.5, 0)}, "by design"),
-        ("single+bf16_pure+sgd", {"losses": moved(REFERENCE.losses, 0.5, 1)}, "by design"),
         ("single+bf16_pure+sgd", {"losses": moved(REFERENCE.losses, 0.5, 0)}, "DIFFERS"),
     ],
 )

@@ -14,7 +14,9 @@ from rich.console import Console
 from harness import ROOT
 from harness.commands import doctor, run
 from harness.launch import command
+from harness.report.figures.derive import hindered, spilled
 from harness.resolve import resolve
+from harness.result import GpuSample, Peak
 from harness.spec import Spec, SpecError
 from harness.suite.file import load_suite
 from harness.system import gpus, probe
@@ -23,6 +25,7 @@ from harness.system import machine as machines
 from harness.system.requirements import lacks, notes, obstacle
 from strategies import CATALOG
 from tests.made.machines import machine
+from tests.made.results import ok
 
 GIB = 2**30
 NVME = resolve(Spec(recipe="zero3_nvme", data="synthetic"))
@@ -438,3 +441,76 @@ def test_torchao_s_optimizers_want_what_compiles_their_step_on_a_gpu(tmp_path):
         on_cpu = resolve(Spec(recipe=recipe, data="synthetic"))
         assert "inductor" not in on_cpu.needs
     assert "inductor" not in resolve(on_gpu(processes=1, recipe="single+adam8bit")).needs
+
+
+# ---- clocks, throttling and other processes of GPUs, as nvidia-smi would tell ----
+
+
+LINES = """0, GPU-aa, 1980, 1980, 61, 0x0000000000000000
+1, GPU-bb, 1410, 1980, 84, 0x0000000000000065
+2, GPU-cc, [N/A], [N/A], 40, [N/A]
+nonsense
+"""
+APPS = "GPU-aa, 100, python, 9\nGPU-bb, 101, python, 9\nGPU-bb, 999, [N/A], [N/A]\n"
+
+
+def test_what_nvidia_smi_says_is_read():
+    first, second, third = gpus.parse_states("before", LINES, APPS)
+    assert first == GpuSample(
+        when="before", index=0, uuid="GPU-aa", sm_clock_hz=1_980_000_000,
+        max_sm_clock_hz=1_980_000_000, celsius=61, held_back_by=[], processes=1,
+    )  # fmt: skip
+    slow = ["software power cap", "software thermal slowdown", "hardware thermal slowdown"]
+    assert second.held_back_by == slow and second.processes == 2, "the bit of idleness is none"
+    assert (third.sm_clock_hz, third.held_back_by, third.processes) == (0, [], 0)
+
+
+def test_old_drivers_are_asked_by_the_old_name_and_only_the_run_s_gpus_count(monkeypatch):
+    asked = []
+
+    def smi(query):
+        asked.append(query)
+        old = "clocks_throttle_reasons" in query
+        return APPS if query == gpus.APP_QUERY else LINES * old
+
+    monkeypatch.setattr(gpus, "has_driver", lambda: True)
+    monkeypatch.setattr(gpus, "smi", smi)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,1,0")
+    assert [s.index for s in gpus.sample("after", 2)] == [2, 1]
+    assert len(asked) == 3
+    monkeypatch.setattr(gpus, "smi", lambda query: "")  # nvidia-smi is missing
+    assert gpus.sample("after", 2) == []
+
+
+def seen_at(when: str, **more) -> GpuSample:
+    usual = {"index": 0, "uuid": "GPU-aa", "sm_clock_hz": 1_900_000_000, "celsius": 60}
+    free = {"max_sm_clock_hz": 1_980_000_000, "held_back_by": [], "processes": 1}
+    return GpuSample(when=when, **{**usual, **free, **more})
+
+
+@pytest.mark.parametrize(
+    ("after", "said"),
+    [
+        ({}, []),
+        ({"sm_clock_hz": 1_850_000_000}, []),  # a step or two of the clock
+        ({"sm_clock_hz": 1_500_000_000}, ["GPU 0 clock 1900 -> 1500 MHz"]),
+        ({"sm_clock_hz": 0}, []),  # not told
+        ({"held_back_by": ["power brake"]}, ["GPU 0 held back by power brake"]),
+        ({"processes": 2}, ["GPU 0 shared by 2 processes"]),
+        ({"processes": 0}, []),  # a container that does not show even ours
+    ],
+)
+def test_what_was_in_the_way_is_said(after, said):
+    assert hindered([seen_at("before"), seen_at("after", **after)]) == said
+
+
+@pytest.mark.parametrize(
+    ("held", "card", "said"), [(13, 12, True), (12, 12, False), (13, 0, False)]
+)
+def test_memory_that_windows_moved_to_the_host_is_said(held, card, said):
+    found = ok("single")
+    found.environment["device_bytes"] = card * GIB
+    found.ranks[0].phases["steady"] = Peak(allocated=GIB, reserved=held * GIB)
+    assert any("13.0 GiB on a GPU of 12.0 GiB" in word for word in spilled(found)) is said
+    found.ranks.append(dataclasses.replace(found.ranks[0], device="another GPU"))
+    assert spilled(found) == []
