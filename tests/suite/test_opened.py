@@ -119,8 +119,8 @@ def make():
     return model, {"x": torch.ones(4, width)}, lambda m, batch: m(batch["x"]).pow(2).mean()
 """
 IDENTITY = """
-import os, sys
-import torch
+import os
+import torch._dynamo  # as a survey does
 from harness.resolve import resolve
 from harness.spec import Spec
 from harness.subjects import own_module
