@@ -45,6 +45,11 @@ HEADS = {
 """Text near the start of a report's files, also of versions that made no marks."""
 
 
+LINKED = "{} is a symbolic link, which is not followed; remove it"
+FOREIGN = "{} exists, and Headroom did not write it; move it, give another folder, or give --force "
+FOREIGN += "to replace it"
+
+
 class Taken(BadInput):
     """A file of somebody else would be replaced or deleted; names it and the remedy."""
 
@@ -78,9 +83,9 @@ def claim(folder: Path, names: Iterable[str], *, force: bool = False) -> None:
     for path in _named(folder, names):
         for link in (path, *(path.iterdir() if path.is_dir() else ())):
             if link.is_symlink() and link.is_dir():
-                raise _linked(link)
+                raise Taken(LINKED.format(link))
         if not force and _matches(path, new) and not _of_older_version(path):
-            raise _taken(path)
+            raise Taken(FOREIGN.format(path))
     if new:
         write_json(folder / MARK, made | dict.fromkeys(new, ""), durable=False)
 
@@ -88,7 +93,7 @@ def claim(folder: Path, names: Iterable[str], *, force: bool = False) -> None:
 def claim_file(path: Path, *, force: bool = False) -> None:
     """Claim one file, whose folder may hold anything (``claim``)."""
     if path.is_symlink():
-        raise _linked(path)
+        raise Taken(LINKED.format(path))
     claim(path.parent, [glob.escape(path.name)], force=force)
 
 
@@ -118,24 +123,15 @@ def write_texts(folder: Path, texts: Mapping[str, str], *, force: bool = False) 
         if path.parent != folder or path.is_dir():
             raise Taken(f"{path} is no file in {folder}; give another folder")
         told = {_digest(text), made.get(glob.escape(name))}
-        if os.path.lexists(path) and not force and _digest_of(path) not in told:
-            raise _taken(path)
+        regular = path.is_file() and not path.is_symlink()
+        found = hashlib.sha256(path.read_bytes()).hexdigest() if regular else ""
+        if os.path.lexists(path) and not force and found not in told:
+            raise Taken(FOREIGN.format(path))
     for name, text in texts.items():
         with whole(folder / name) as stream:
             stream.write(text)
     written = {glob.escape(name): _digest(text) for name, text in texts.items()}
     write_json(folder / MARK, made | written, durable=False)
-
-
-def _linked(path: Path) -> Taken:
-    return Taken(f"{path} is a symbolic link, which is not followed; remove it")
-
-
-def _taken(path: Path) -> Taken:
-    return Taken(
-        f"{path} exists, and Headroom did not write it; move it, give another folder, or give "
-        "--force to replace it"
-    )
 
 
 def _named(folder: Path, names: Iterable[str]) -> list[Path]:
@@ -159,7 +155,7 @@ def _inside_of_ours(folder: Path) -> bool:
     for depth, path in enumerate(way[:-1], start=1):
         if _matches(path, _mark(way[depth])):
             for link in filter(Path.is_symlink, way[:depth]):
-                raise _linked(link)
+                raise Taken(LINKED.format(link))
             return True
     return False
 
@@ -181,10 +177,3 @@ def _of_older_version(path: Path) -> bool:
 
 def _digest(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()
-
-
-def _digest_of(path: Path) -> str:
-    """Return the digest of a regular file's bytes; empty for anything else."""
-    if path.is_symlink() or not path.is_file():
-        return ""
-    return hashlib.sha256(path.read_bytes()).hexdigest()

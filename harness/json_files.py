@@ -134,9 +134,9 @@ def build(kind: Any, data: Any, where: str) -> Any:
     Raises:
         ValueError: a value has the wrong type; names the field, below ``where``.
     """
-    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-    if kind is Any:
+    if type(data) is kind or kind is Any:
         return data
+    origin, arguments = _parts(kind)
     if origin in (typing.Union, types.UnionType):
         some = next(a for a in arguments if a is not type(None))
         return None if data is None and type(None) in arguments else build(some, data, where)
@@ -174,6 +174,11 @@ def _record(kind: Any, data: Any, where: str) -> Any:
 
 
 _hints = functools.cache(typing.get_type_hints)
+
+
+@functools.cache
+def _parts(kind: Any) -> tuple[Any, tuple[Any, ...]]:
+    return typing.get_origin(kind), typing.get_args(kind)
 
 
 def _expect(fact: bool, wanted: Any, data: Any, where: str) -> None:

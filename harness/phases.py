@@ -26,21 +26,15 @@ RUN_PHASES = {
     "save": "save",
     "done": "ending",
 }
-"""Phase, in the order of a run -> its name in the progress line.
-
-Memory and time are measured in separate steps. Between them a CPU process changes its heap
-settings, and the ``settle`` steps fill the new heap (``harness.worker.passes``).
-"""
+"""Phase, in the order of a run -> its name in the progress line. In the ``settle`` steps between
+memory and time a CPU process fills a heap of other settings (``harness.worker.passes``)."""
 SETUP_PHASES = tuple(RUN_PHASES)[: list(RUN_PHASES).index("warmup")]
 """Phases before the first step."""
 SETUP_PEAKS = ("load", "prepare")
 """Phases of ``PEAK_PHASES`` before the first step."""
 PEAK_PHASES = (*SETUP_PEAKS, "first_step", "warmup", *STEP_PHASES, "steady")
-"""Phases with a peak of their own. None of them is timed.
-
-``warmup`` (without the first step) and ``steady`` (the step after warm-up) are whole steps.
-``STEP_PHASES`` are measured in one further step.
-"""
+"""Phases with a peak of their own, untimed. ``warmup`` (without the first step) and ``steady`` are
+whole steps; ``STEP_PHASES`` are those of one further step."""
 
 PLANNED: Mapping[str, tuple[str, ...]] = {
     "load": ("bf16", "fp16", "fp32", "rank0", "card"),

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import functools
 import sys
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from rich.text import Text
 
@@ -51,7 +48,16 @@ def anatomy(options: argparse.Namespace) -> int:
     console, given = make_console(), overrides(options)
     name = slug(options.recipe)
     folder = Path(options.out or RESULTS / "anatomy" / name).absolute()
-    ask = functools.partial(_asked, options, given)
+
+    def ask(machine: Machine) -> Spec:
+        suite = matrix.ad_hoc([options.recipe], options.device or machine.device)
+        here = {"gpus": len(machine.gpus), "gpu_bytes": machine.smallest_gpu_bytes}
+        (spec,) = matrix.specs(suite, BRIEF | given, **here)  # given values win
+        if given.get("processes", spec.processes) != spec.processes:
+            text = f"processes is {given['processes']}, but {options.recipe} trains on one process"
+            raise SpecError(f"{text}; leave --processes out")
+        return spec
+
     if options.dry_run:
         _, row = single_run.planned(ask, folder, options.device)
         print(launch.display(row.resolved, row.folder, WORDS))
@@ -71,13 +77,3 @@ def anatomy(options: argparse.Namespace) -> int:
     for path in [folder / "anatomy.json", *page.write(breakdown, folder)]:
         console.print(Text(str(short(path))), soft_wrap=True)
     return OK
-
-
-def _asked(options: argparse.Namespace, given: Mapping[str, Any], machine: Machine) -> Spec:
-    suite = matrix.ad_hoc([options.recipe], options.device or machine.device)
-    here = {"gpus": len(machine.gpus), "gpu_bytes": machine.smallest_gpu_bytes}
-    (spec,) = matrix.specs(suite, BRIEF | dict(given), **here)  # given values win
-    if given.get("processes", spec.processes) != spec.processes:
-        text = f"processes is {given['processes']}, but {options.recipe} trains on one process"
-        raise SpecError(f"{text}; leave --processes out")
-    return spec

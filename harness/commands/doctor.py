@@ -53,11 +53,10 @@ def doctor(options: argparse.Namespace) -> int:
     ops = needed_ops([resolve(Spec(recipe="zero3_nvme", device=recall(out).device, **LATENTS))])
     machine = examined(console, out, ops)
     lacks = print_doctor(machine, console)
-    if options.json:
-        reasons = {name: dataclasses.asdict(lack) for name, lack in lacks.items() if lack}
-        able = [name for name in CATALOG if name not in reasons]
-        facts = dict(_facts(machine))
-        write_answer(options, {"can_run": able, "cannot_run": reasons, "machine": facts})
+    reasons = {name: dataclasses.asdict(lack) for name, lack in lacks.items() if lack}
+    able = [name for name in CATALOG if name not in reasons]
+    answer = {"can_run": able, "cannot_run": reasons, "machine": dict(_facts(machine))}
+    write_answer(options, answer)
     return OK
 
 
@@ -67,17 +66,13 @@ def print_doctor(machine: Machine, console: Console) -> dict[str, Reason | None]
     able = [name for name, lack in lacks.items() if lack is None]
     device = "GPUs" if machine.device == "cuda" and not machine.blind else "the CPU"
     text = f"{len(able)} of {len(lacks)} strategies can run on {device} of this machine"
-    console.print(Text(text, style="bold"))
-    console.print()
     facts = Table.grid(padding=(0, 2))
     facts.add_column(style="bold", no_wrap=True)
     facts.add_column(overflow="fold")
-    for name, text in _facts(machine):
-        facts.add_row(name, Text(text))
-    console.print(facts)
-    console.print()
-    console.print(Text.assemble(("can run: ", "bold green"), ", ".join(able)))
-    console.print()
+    for name, fact in _facts(machine):
+        facts.add_row(name, Text(fact))
+    able_line = Text.assemble(("can run: ", "bold green"), ", ".join(able))
+    console.print(Text(text, style="bold"), "", facts, "", able_line, "", sep="\n")
     rows = [(name, Text(f"{lack.text}\n-> {lack.hint}")) for name, lack in lacks.items() if lack]
     if rows:
         print_listed(console, ("cannot run", "reason, and what to do"), rows)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import functools
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +90,15 @@ def train(options: argparse.Namespace) -> int:
         options.samples = options.samples or str(folder / "samples.png")
         options.averaged = options.averaged or str(folder / "averaged.safetensors")
     extra = fit_words(options)
-    ask = functools.partial(_asked, options, given)
+
+    def ask(machine: Machine) -> Spec:
+        usual = single_run.usual(options.recipe, options.device, machine)
+        fields = DEFAULTS | usual | given  # given values win
+        if fields["steps"] <= (warmup := fields["warmup"]):
+            raise SpecError(f"steps is {fields['steps']}; give --steps at least {warmup + 1}")
+        # Every step of a training trains, including those that a measured run calls warm-up.
+        return Spec(**fields | {"steps": fields["steps"] - warmup})
+
     _, row = single_run.planned(ask, folder, options.device)
     newest, skipped = newest_whole(Path(options.checkpoint)) if options.resume else (None, [])
     if newest:
@@ -144,16 +151,6 @@ def _check_saved(folder: Path, options: argparse.Namespace) -> None:
     if newest and taken >= (options.steps or DEFAULTS["steps"]):
         text = f"the training in {folder} has already taken {taken} steps"
         raise SpecError(f"{text}; give a larger --steps")
-
-
-def _asked(options: argparse.Namespace, given: Mapping[str, Any], machine: Machine) -> Spec:
-    usual = single_run.usual(options.recipe, options.device, machine)
-    fields = DEFAULTS | usual | dict(given)  # given values win
-    if fields["steps"] <= fields["warmup"]:
-        least = fields["warmup"] + 1
-        raise SpecError(f"steps is {fields['steps']}; give --steps at least {least}")
-    # Every step of a training trains, including those that a measured run calls warm-up.
-    return Spec(**fields | {"steps": fields["steps"] - fields["warmup"]})
 
 
 def _trained(row: Planned, extra: list[str], options: argparse.Namespace, console: Console) -> int:

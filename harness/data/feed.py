@@ -36,8 +36,7 @@ IMAGES = 64
 STAMPED = 20_000
 """Files of a latents folder whose times are read: a tenth of a second."""
 TOGETHER = 256
-"""Samples whose random values are generated at once. One by one each would need five small
-kernels."""
+"""Samples whose random values are generated at once: one by one takes five kernels each."""
 
 
 @functools.lru_cache(maxsize=2)

@@ -23,8 +23,7 @@ from strategies.base import BadInput
 DONE = "headroom.json"
 """Written last, with the sizes of all other files: a folder without it is a partial checkpoint."""
 FREE = ("steps", "warmup", "repeat", "device", "recipe")
-"""Spec fields that may change when a training resumes. The recipe is compared in its normal
-form."""
+"""Spec fields that may change on resuming; the recipe is compared in its normal form."""
 PLAIN = (".safetensors", DONE)
 """Suffixes of files that load without running code, so they need no signature."""
 

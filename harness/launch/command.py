@@ -18,8 +18,7 @@ from harness.system import gpus, machine
 from strategies import users_launch
 
 ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "131072"}
-"""glibc settings that return freed blocks of at least this size to the kernel at once, so that
-resident size follows live tensors."""
+"""glibc settings that return freed blocks at once: resident size follows live tensors."""
 GROUP_SECONDS = "HEADROOM_GROUP_SECONDS"
 """Variable with the timeout of a rank's process groups (``group_limit``)."""
 AFTER_DEADLINE = 60
@@ -35,8 +34,7 @@ INHERITED_NAMES = {
 }
 RANK, HEAD, PORT, INTERFACE = "$NODE_RANK", "$HEAD", "$PORT", "$IFNAME"
 CONF, LOCAL, MEETING = "$RDZV_CONF", "$ADDRESS", "$RDZV_ID"
-"""Placeholders for facts that differ between nodes or are known only after they have met. They are
-whole words of the command and values of the environment; ``as_node`` replaces them."""
+"""Words and variables for facts that differ between nodes; ``as_node`` replaces them."""
 ASKED = {
     RANK: "${NODE_RANK:?0 on the head, 1 and up on the others}",
     HEAD: "${HEAD:?address of node 0}",

@@ -7,10 +7,7 @@ import hashlib
 from harness import ROOT
 
 MEASURED = ("data", "launch", "memory", "sampling", "subjects", "worker")
-"""Packages of ``harness`` that a run executes, or that start it.
-
-``system`` describes the machine; a result's key includes its answers instead.
-"""
+"""Packages of ``harness`` that decide a run; of ``system`` its answers are in the key."""
 FRONT = ("__main__.py", "api.py", "cli.py", "hooks.py")
 """The front door: files that start commands, and decide no number."""
 KINDS = (".py", ".yaml", ".json")

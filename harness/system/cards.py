@@ -28,8 +28,7 @@ COLUMNS = {
 }
 """Dtype of a matrix product -> column of the table."""
 LIKE = {"int32": "float16"}
-"""Dtype of a product -> the one whose rate is assumed. A product of int8 operands gives int32, and
-the table has no column for it."""
+"""Dtype of a product (int32: of int8 operands) -> the one whose rate is assumed."""
 WITHOUT = {FLOAT8: "bfloat16"}
 """Dtype of a product -> the one whose rate counts on a card without its unit."""
 PRODUCTS, ATTENTION, STREAMING = 0.75, 0.40, 0.80
@@ -44,8 +43,7 @@ DESKTOP_HOST, SERVER_HOST = 64 * 2**30, 256 * 2**30
 DESKTOP_MEMORY = 32 * 2**30
 """Largest memory of a desktop card, if only the memory of the card is known."""
 CORE_FLOPS, CORE_BANDWIDTH, CPU_BANDWIDTH = 64e9, 10e9, 200e9
-"""Typical figures of a CPU: FLOP/s per core in float32 (AVX2 at 2 GHz), and bytes per second per
-core and of all cores."""
+"""Of a CPU: FLOP/s per core in float32 (AVX2 at 2 GHz), bytes/s per core and of all cores."""
 
 
 @dataclass(frozen=True, kw_only=True)

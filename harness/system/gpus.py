@@ -14,8 +14,7 @@ MIB, MHZ = 2**20, 10**6
 BUSY_BYTES = 2**30
 """Most bytes that other compute processes may hold on a GPU during a measurement."""
 DESKTOP_SHARE = 0.25
-"""Share of a GPU. More memory than that without a named process belongs to another container's
-job."""
+"""Share of a GPU that a desktop may hold; more belongs to another container's job."""
 GPU_QUERY = "--query-gpu=index,uuid,name,memory.total,memory.used"
 DRIVER_FILES = ("/dev/nvidiactl", "/dev/dxg")
 """A driver creates one of these: on Linux, and on Linux inside Windows (WSL2)."""

@@ -188,9 +188,9 @@ def examine(
     """
     machine, wanted = look(folder), set(ops)
     path = _cache_path(machine)
-    known = _cached(path)
-    built = {name for name, op in (known or {"ops": {}})["ops"].items() if op["built"]}
-    if known is None or _lacking(known, wanted):
+    known = _cached(path, wanted)
+    if known is None:
+        built = {name for name, op in (_read(path) or {"ops": {}})["ops"].items() if op["built"]}
         known = _ask(wanted | built, on_wait)
         unseen = machine.gpus and not known["gpus"]  # a driver may be repaired at any time
         limited = known["errors"] and shell_limit()  # another shell may have none
@@ -207,8 +207,7 @@ def examine(
 def recall(folder: Path) -> Machine:
     """Return ``look`` with the probe's cached answer, if there is one. Starts no torch process."""
     machine = look(folder)
-    known = _cached(_cache_path(machine))
-    known = None if known is None or _lacking(known, set()) else known
+    known = _cached(_cache_path(machine), set())
     merged = _merged(machine.gpus, known["gpus"] if known else [])
     return replace(machine, probe=known, gpus=merged)
 
@@ -267,7 +266,17 @@ def _cache_path(machine: Machine) -> Path:
     return Path(tempfile.gettempdir()) / f"headroom-{os.getuid()}" / f"probe-{key}.json"
 
 
-def _cached(path: Path) -> dict[str, Any] | None:
+def _cached(path: Path, wanted: set[str]) -> dict[str, Any] | None:
+    """Return the stored answer, if ``wanted`` ops are built and no built file is gone."""
+    known = _read(path)
+    for name, op in (known or {"ops": {}})["ops"].items():
+        unbuilt = op["ok"] and name in wanted and not op["built"]
+        if unbuilt or (op["file"] and not os.path.exists(op["file"])):
+            return None
+    return known
+
+
+def _read(path: Path) -> dict[str, Any] | None:
     """Return the answer stored at ``path``; a file of another user is not trusted."""
     with contextlib.suppress(OSError, BadFile):
         known = read_json(path, dict[str, Any]) if path.stat().st_uid == os.getuid() else {}
@@ -275,18 +284,9 @@ def _cached(path: Path) -> dict[str, Any] | None:
     return None
 
 
-def _lacking(known: dict[str, Any], wanted: set[str]) -> bool:
-    """Return whether an op of ``wanted`` is not built yet, or a built file is gone."""
-    return any(
-        (op["ok"] and name in wanted and not op["built"])
-        or (op["file"] and not os.path.exists(op["file"]))
-        for name, op in known["ops"].items()
-    )
-
-
 def _ask(build: set[str], on_wait: Callable[[str], None]) -> dict[str, Any]:
     command = [sys.executable, "-m", "harness.system.probe", "--build", *sorted(build)]
-    empty: dict[str, Any] = {"torch": None, "gpus": [], "backends": [], "bf16": {}, "ops": {}}
+    empty: dict[str, Any] = {"torch": None, "gpus": [], "backends": [], "ops": {}}
     tree.free_stale_locks()
     child = subprocess.Popen(
         command,

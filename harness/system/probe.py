@@ -51,7 +51,6 @@ def facts(build: Sequence[str] = ()) -> dict[str, Any]:
         "torch": None,
         "gpus": [],
         "backends": [],
-        "bf16": {},
         "abilities": {},
         "ops": {},
         "errors": {},
@@ -87,15 +86,10 @@ def _torch() -> dict[str, Any]:
         for properties in map(torch.cuda.get_device_properties, range(count))
     ]
     build = {"version": torch.__version__, "cuda": torch.version.cuda}
-    ones = torch.ones(8, 8, dtype=torch.bfloat16)
     return {
         "torch": {**build, "built_for": torch.cuda.get_arch_list()},
         "gpus": gpus,
         "backends": [name for name, check in checks.items() if has and getattr(groups, check)()],
-        "bf16": {
-            "cpu": reason_against(lambda: ones @ ones),
-            **({"cuda": _too_old("bf16", gpus)} if gpus else {}),
-        },
         "no_cuda": "" if gpus else _no_cuda(torch),
         "abilities": _abilities(torch, gpus),
     }
@@ -129,15 +123,17 @@ NUMBERS = {
     "fp16": "accelerate and DeepSpeed train in fp16 on GPUs only",
     "tf32": "TF32 is a rounding of NVIDIA GPUs",
     "fp8": "NVIDIA GPUs multiply fp8; a CPU's kernel converts it first",
+    "sparse24": "2:4 sparse products exist on NVIDIA GPUs only",
 }
-"""Number format -> why a CPU lacks it. ``harness.system.capability`` has the GPUs that support
-it."""
+"""Number format -> why a CPU lacks it; of GPUs see ``harness.system.capability``."""
 
 
 def _abilities(torch: Any, gpus: list[dict[str, Any]]) -> dict[str, dict[str, str]]:
     """Return ability -> device -> why the device lacks it; empty if it has it."""
     devices = ("cpu", "cuda") if gpus else ("cpu",)
-    lacks = {name: {"cuda": _too_old(name, gpus)} for name in (NUMBERS if gpus else ())}
+    lacks = {name: {"cuda": _too_old(name, gpus)} for name in (*NUMBERS, "bf16")}
+    ones = torch.ones(8, 8, dtype=torch.bfloat16)
+    lacks["bf16"]["cpu"] = reason_against(lambda: ones @ ones)
     for kernel in ATTENTION:
         lacks[f"attention_{kernel}"] = {d: _attention(torch, kernel, d) for d in devices}
     compilers = (os.environ.get("CXX", "g++"), "g++", "clang++")

@@ -19,8 +19,7 @@ from harness.system.probe import NUMBERS, version
 from strategies.base import GPUS, Reason
 
 SWAP_BYTES = 16 * 1.2
-"""NVMe bytes per parameter: float32 master, two moments and a gradient, and room to rewrite
-them."""
+"""NVMe bytes per parameter: float32 master, two moments and a gradient, rewritten."""
 
 TORCH = f"{SET_UP}, or install torch, accelerate and deepspeed into your Python"
 WAYS = {
@@ -110,16 +109,10 @@ def lacks(need: str, machine: Machine, spec: Spec) -> Reason | None:
         text = f"torch {version('torch')} has no linear_cross_entropy"
         hint = "install torch 2.13, or take cross_entropy:kind=chunked"
         return None if has else Reason(text, hint)
-    if need == "sparse24" and spec.device != "cuda":
-        return Reason("2:4 sparse products exist on NVIDIA GPUs only", WAYS[need])
-    if need == "sparse24":
-        known = (machine.probe or {}).get("gpus", [])
-        reasons = (card_lacks([need], gpu["name"], tuple(gpu["capability"])) for gpu in known)
-        return next(filter(None, reasons), None)
     for package in PACKAGES_OF.get(need, ()):
         if machine.versions[package] is None:
             return Reason(f"the package {package} is not installed", WAYS[need])
-    probe = machine.probe or {"errors": {}, "ops": {}, "bf16": {}}
+    probe = machine.probe or {"errors": {}, "ops": {}}
     for part in ("probe", "torch", "deepspeed"):
         if part in probe["errors"] and (part != "deepspeed" or need in ("deepspeed", *BUILT)):
             why, way, limit = probe["errors"][part], WAYS[part], kernel.shell_limit()
@@ -129,9 +122,6 @@ def lacks(need: str, machine: Machine, spec: Spec) -> Reason | None:
             below = f"below the limit {limit[0]} of {gib(limit[1])}"
             way = f"{limit[0]} unlimited, then the same command in that shell"
             return Reason(f"{part} does not work {below}: {why}", way)
-    if need == "bf16":
-        reason = probe["bf16"].get(spec.device, "")
-        return Reason(f"no bf16 on this machine: {reason}", WAYS[need]) if reason else None
     if need in BUILT:
         return _lacks_op(need, probe["ops"].get(need), machine)
     reason = probe.get("abilities", {}).get(need, {}).get(spec.device, "")

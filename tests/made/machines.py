@@ -26,7 +26,6 @@ def machine(folder: Path, **changes: object) -> Machine:
     op = {"ok": True, "reason": "", "file": None, "built": True, "seconds": 0.0}
     probe = {
         "errors": {},
-        "bf16": {"cpu": ""},
         "ops": {"cpu_adam": op, "async_io": op},
         "gpus": [
             {"name": gpu.name, "total_bytes": gpu.total_bytes, "capability": [9, 0]} for gpu in gpus

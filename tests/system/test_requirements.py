@@ -131,7 +131,7 @@ def test_what_a_machine_lacks_is_named_with_the_way_out(tmp_path, case):
 @pytest.mark.parametrize(
     ("recipe", "key", "fault", "word"),
     [
-        ("ddp+bf16", "bf16", {"cpu": "a bfloat16 product came out wrong"}, "leave bf16 out"),
+        ("ddp+bf16", "abilities", {"bf16": {"cpu": "no such product"}}, "leave bf16 out"),
         ("ddp", "errors", {"torch": "ImportError: libfoo.so: cannot open"}, "libfoo.so"),
         ("ddp+compile", "abilities", {"inductor": {"cpu": NO_PYTHON}}, "python3-dev"),
         ("ddp+compile", "abilities", {"inductor": {"cpu": "in vain"}}, "backend=aot_eager"),
@@ -378,7 +378,8 @@ def test_sparse_cores_are_of_newer_gpus(tmp_path):
     here = machine(tmp_path, gpus=(CARD,))
     spec = on_gpu(recipe="ddp+bf16", processes=1)
     for capability, there in (([7, 5], False), ([9, 0], True)):
-        here.probe["gpus"] = [{"name": "a card", "capability": capability}]
+        reason = probe._too_old("sparse24", [{"name": "a card", "capability": capability}])
+        here.probe["abilities"] = {"sparse24": {"cuda": reason}}
         assert (lacks("sparse24", here, spec) is None) == there
 
 
