@@ -237,19 +237,6 @@ class Attachment:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore a ``state_dict`` that a rank of the same number returned."""
 
-    def recut(self, states: Sequence[dict[str, Any]], pieces: Sequence[Sequence[Any]]) -> None:
-        """Restore the state from the ``states`` of all ranks of a run with another number of
-        processes, and the ``pieces`` of each (``strategies.inventory.Fragment``).
-
-        Raises:
-            BadInput: the state cannot be redistributed.
-        """
-        if any(states):
-            raise BadInput(
-                f"what {type(self).__name__} keeps is of {len(states)} processes, and cannot be "
-                f"cut anew; resume with --processes {len(states)}"
-            )
-
 
 # ---- buffer sizes ----
 

@@ -89,8 +89,6 @@ class Engine:
     """Category of communication buckets in a measured step, "gradients" or "workspace"."""
     host_adamw: ClassVar[str] = ""
     """AdamW with its state in host memory, as "module:Class", for the trait "host_optimizer"."""
-    resumes_on_any: ClassVar[bool] = False
-    """A checkpoint can be loaded on another number of processes than wrote it."""
     unpickles: ClassVar[bool] = False
     """``load`` reads pickles of any kind, which may run code of whoever wrote them."""
 
@@ -331,13 +329,12 @@ class Engine:
         states = trained.inner_optimizer.state
         return states.get(shard) or states.get(getattr(shard, "on_device", shard), {})
 
-    def fragments(self, trained: TrainingRun, *, copies: bool = False) -> Iterator[Fragment]:
+    def fragments(self, trained: TrainingRun) -> Iterator[Fragment]:
         """Yield the position of this rank's share of each trained parameter in its ``shards``.
 
-        Over all ranks each element occurs once, unless ``copies``: ranks with a duplicate share
-        then yield too.
+        Over all ranks each element occurs once.
         """
-        if copies or trained.accelerator.is_main_process:
+        if trained.accelerator.is_main_process:
             named = [(n, p) for n, p in trained.module.named_parameters() if p.requires_grad]
             for index, (name, p) in enumerate(named):
                 yield Fragment(name, index, 0, p.numel(), 0)

@@ -39,10 +39,10 @@ PARTS = {
     "head": "final layer of its own",
     "label_table": "table of labels",
     "layers": "FFN and attention with names that are known",
-    "projections": "attentions and MLPs of the layers that diffusers names",
     "sized": "depth and width that can be given as numbers",
     "stripes": "samples that can be cut into stripes of tokens",
     "token_blocks": "blocks that take and give tokens",
+    "tp_plan": "plan of diffusers (_tp_plan) by which its layers are cut",
     "vocabulary": "layer over a vocabulary that takes its own loss",
 }
 """Part that a subject may have besides blocks -> its description, in words that follow "has no".
@@ -56,13 +56,12 @@ PARTS = {
 - ``halves``: a block's ``attn`` has ``qkv``, ``proj``, ``num_heads``, its ``mlp`` ``fc1``, ``fc2``;
   ``adaLN_modulation`` returns the condition's modulation, equal for all tokens.
 - ``layers``: some blocks have modules of each kind in ``LAYERS``, whatever the model's size.
-- ``projections``: blocks of which ``strategies.parallel.tensor.products`` may find all products;
-  ``tp`` names the first that it does not find.
 - ``head``, ``label_table``: the results of the methods of these names.
 - ``sized``: ``sized`` returns the same model in another size.
 - ``stripes``: ``rows`` limits the number of parts of a sample; ``cut`` and ``take_part`` cut it.
 - ``token_blocks``: ``groups`` is one ``ModuleList`` of blocks (tokens [B, T, D], condition), which
   return tokens.
+- ``tp_plan``: the module's class has ``_tp_plan``, as Flux of diffusers.
 - ``vocabulary``: the layer that ``vocabulary`` returns computes by an attribute ``cross_entropy``
   (``strategies.losses.functions``).
 """

@@ -38,9 +38,8 @@ class Foreign(BadInput):
 
 def terms(resolved: Resolved) -> dict[str, Any]:
     """Return the facts that a resumed training must keep, without its length and device."""
-    fields = resolved.spec.to_dict()
-    free = (*FREE, "processes") if resolved.launch.engine.resumes_on_any else FREE
-    return {"recipe": str(resolved.recipe), **{k: v for k, v in fields.items() if k not in free}}
+    fields = {k: v for k, v in resolved.spec.to_dict().items() if k not in FREE}
+    return {"recipe": str(resolved.recipe), **fields}
 
 
 def sizes(path: Path) -> dict[str, int]:

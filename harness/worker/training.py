@@ -16,7 +16,6 @@ from harness.launch.checkpoints import (
     DONE,
     check_own,
     check_same,
-    facts_of,
     fault,
     finished,
     newest_whole,
@@ -31,18 +30,11 @@ from harness.worker.loop import Log, Run
 from strategies.adapters import lora
 from strategies.base import BadInput, Slot
 from strategies.engine import TrainingRun
-from strategies.inventory import Fragment
 from strategies.step.ema import Average
 
 # ---- checkpoints ----
 # accelerate saves the engine's part, including ZeRO's shards. accelerate would save the strategies'
-# state (the weight average) from rank 0 only, so each rank writes its own, with the positions of
-# its pieces in the parameters. If the engine can reshard its part (``Engine.resumes_on_any``), a
-# training also resumes on another number of processes. ``Attachment.recut`` then merges the
-# strategies' state from the files of all ranks.
-
-
-PIECES = "fragments of the parameters"
+# state (the weight average) from rank 0 only, so each rank writes its own.
 
 
 def save(trained: TrainingRun, folder: Path, facts: dict[str, Any], keep: int = 2) -> Path:
@@ -57,8 +49,6 @@ def save(trained: TrainingRun, folder: Path, facts: dict[str, Any], keep: int = 
     accelerator.wait_for_everyone()
     trained.engine.save(trained, path)
     state: dict[str, Any] = {name: a.state_dict() for name, a in trained.attached.items()}
-    if trained.engine.resumes_on_any:
-        state[PIECES] = [tuple(piece) for piece in trained.engine.fragments(trained)]
     torch.save(state, path / f"attached-{accelerator.process_index}.pt")
     accelerator.wait_for_everyone()
     if accelerator.is_main_process:
@@ -90,33 +80,17 @@ def restore(
         Foreign: the engine's load may run code, and the checkpoint is not the user's own.
     """
     accelerator = trained.accelerator
-    saved = facts_of(path).get("processes", accelerator.num_processes)
-    anew = trained.engine.resumes_on_any and saved != accelerator.num_processes
-    facts = check_same(path, wanted | {"processes": saved if anew else accelerator.num_processes})
+    facts = check_same(path, wanted | {"processes": accelerator.num_processes})
     if trained.engine.unpickles and not trust and accelerator.is_local_main_process:
         check_own(path)
     accelerator.wait_for_everyone()
     trained.engine.load(trained, path)
-    if anew:
-        _recut(trained, path, int(facts["processes"]))
-    else:
-        state = _attached(path, accelerator.process_index)
-        for key, attachment in trained.attached.items():
-            attachment.load_state_dict(state[key])
+    file = path / f"attached-{accelerator.process_index}.pt"
+    state = torch.load(file, map_location="cpu", weights_only=True)
+    for key, attachment in trained.attached.items():
+        attachment.load_state_dict(state[key])
     trained.optimizer_steps = trained.resumed_steps = int(facts["step"])
     return facts
-
-
-def _attached(path: Path, rank: int) -> dict[str, Any]:
-    return torch.load(path / f"attached-{rank}.pt", map_location="cpu", weights_only=True)
-
-
-def _recut(trained: TrainingRun, path: Path, ranks: int) -> None:
-    """Distribute the strategies' state of ``ranks`` ranks over the present number of ranks."""
-    saved = [_attached(path, rank) for rank in range(ranks)]
-    pieces = [[Fragment(*piece) for piece in state[PIECES]] for state in saved]
-    for key, attachment in trained.attached.items():
-        attachment.recut([state[key] for state in saved], pieces)
 
 
 COLUMNS = 8

@@ -101,10 +101,6 @@ class Teacher(Attachment):
         if state["sums"] != self.sums:
             raise BadInput("the teacher is not the one that this training began with; give its own")
 
-    def recut(self, states: Sequence[dict[str, Any]], pieces: Sequence[Sequence[Any]]) -> None:
-        """Check the teacher; every rank holds all of it, for any number of ranks."""
-        self.load_state_dict(states[0])
-
     def check(self, store: str) -> None:
         """Demand that it is stored as ``store``, takes no gradients, and did not change."""
         parameters = list(self.module.parameters())

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from strategies.base import Attachment, BadInput, demand
+from strategies.base import Attachment, demand
 from strategies.engine import TrainingRun
 from strategies.evidence.readings import Observed, Ran, wrapped
 from strategies.evidence.watching import watch
@@ -264,27 +264,6 @@ class Frozen(Attachment):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the checksums of the training's beginning."""
         self.sums = state["sums"]
-
-    def recut(self, states: Sequence[dict[str, Any]], pieces: Sequence[Sequence[Any]]) -> None:
-        """Check frozen weights against the rows that each former rank had of them; count changes of
-        trained ones from now on.
-
-        Raises:
-            BadInput: a frozen weight differs from that of those ranks.
-        """
-        trained = self.trained
-        sharers = len(states) // trained.engine.layout(len(states)).replicate
-        named = dict(trained.module.named_parameters())
-        wholes = trained.engine.whole(trained, list(named.values()))
-        for (name, p), whole in zip(named.items(), wholes, strict=True):
-            if p.requires_grad:
-                continue
-            rows = -(-whole.shape[0] // sharers)
-            parts = [whole[rank * rows : (rank + 1) * rows] for rank in range(sharers)]
-            had = [state["sums"][name] for state in states[:sharers]]
-            if [checksum(part) for part in parts] != had:
-                raise BadInput(f"{name} is frozen, and not what it was when this was saved")
-        self.sums = dict(self._now())
 
 
 def split_facts(trained: TrainingRun, name: str) -> dict[str, Any]:

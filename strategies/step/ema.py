@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -151,23 +151,6 @@ class Average(Attachment):
         for mine, saved in zip(self.shards, state["shards"], strict=True):
             mine.copy_(saved)
         self.updates = state["updates"]
-
-    def recut(self, states: Sequence[dict[str, Any]], pieces: Sequence[Sequence[Any]]) -> None:
-        """Assemble this rank's shards from pieces of another number of ranks."""
-        found: dict[str, list[tuple[int, Any]]] = {}
-        for state, here in zip(states, pieces, strict=True):
-            for piece in here:
-                flat = state["shards"][piece.shard].reshape(-1)[piece.start :][: piece.numel]
-                found.setdefault(piece.name, []).append((piece.offset, flat))
-        for mine in self.trained.engine.fragments(self.trained, copies=True):
-            target = self.shards[mine.shard].view(-1)[mine.start :][: mine.numel]
-            for first, flat in found[mine.name]:
-                low = max(first, mine.offset)
-                high = min(first + len(flat), mine.offset + mine.numel)
-                if low < high:
-                    part = target[low - mine.offset : high - mine.offset]
-                    part.copy_(flat[low - first : high - first])
-        self.updates = states[0]["updates"]
 
     def full_state(self) -> dict[str, Any]:
         """Return the whole averaged trainable parameters on rank 0 (empty elsewhere); all ranks

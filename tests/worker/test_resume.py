@@ -8,7 +8,6 @@ import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from unittest import mock
 
 import pytest
 import torch
@@ -18,9 +17,6 @@ from harness.launch import checkpoints
 from harness.result import Result, Status
 from harness.spec import Spec
 from harness.worker import training
-from strategies.base import BadInput
-from strategies.evidence.states import checksum
-from strategies.launch_file import Layout
 
 SPEC = Spec(
     recipe="ddp", model="DiT-T/8:depth=2", global_batch=4, warmup=1, steps=3, processes=2,
@@ -43,7 +39,7 @@ def words(state: Path, *more: str) -> tuple[str, ...]:
 def runs(tmp_path_factory) -> tuple[Mapping[str, Result], Path]:
     """``straight-RECIPE``: four steps without a stop, saved after two and four of them;
     ``again-RECIPE``: the same in new processes, which find the first two alone; another recipe
-    that finds ddp's; and what is saved by two processes found by one and by four. Their
+    that finds ddp's; and what is saved by two processes found by one. Their
     checkpoints are in folders of these names, below ``state``. A run starts when it is read."""
     base, cases, after = tmp_path_factory.mktemp("resume"), {}, {}
     state = base / "state"
@@ -68,10 +64,6 @@ def runs(tmp_path_factory) -> tuple[Mapping[str, Result], Path]:
         resuming(f"again-{recipe}", recipe, name)
     resuming(OTHER, OTHER, "straight-ddp")
     resuming("on-one", "zero2", "straight-zero2", 1)
-    resuming("on-four", "fsdp2", "straight-fsdp2", 4)
-    adapted = dataclasses.replace(SPEC, recipe="fsdp2+lora", processes=4)
-    cases["four-lora"] = Case(adapted, words(state / "four-lora"))
-    resuming("lora-on-two", "fsdp2+lora", "four-lora")
     rows = OnDemand(run)
     return rows, state
 
@@ -106,8 +98,10 @@ def test_the_averaged_weights_are_those_that_samples_are_drawn_with(runs, draw_h
     own = {name: getattr(SPEC, name) for name in ("model", "data", "objective")}
     spec = dataclasses.replace(DRAWN, **own, weights=str(state / AVERAGED))
     held = dict(draw_here(spec).trained.module.named_parameters())
-    wanted = whole_average(state / "straight-fsdp2" / WHOLE, SPEC.processes)
-    assert len(wanted) > 20 and wanted.keys() <= held.keys()
+    wanted = whole_average(
+        state / "straight-fsdp2" / WHOLE, SPEC.processes, [n for n in held if n != "pos_embed"]
+    )
+    assert len(wanted) > 20
     for name, value in wanted.items():
         torch.testing.assert_close(held[name].flatten(), value.flatten(), rtol=0, atol=0)
     first = dict(draw_here(dataclasses.replace(spec, weights="")).trained.module.named_parameters())
@@ -122,54 +116,6 @@ def test_another_recipe_and_number_of_processes_are_refused(name, why, runs):
     row = runs[0][name]
     assert row.status is Status.FAILED and f"was saved with {why}" in row.reason
     assert "resume with the same" in row.way_out
-
-
-def test_shards_of_two_processes_are_cut_anew_for_four(runs):
-    rows, state = runs
-    row, again = rows["straight-fsdp2"], rows["on-four"]
-    assert again.status is Status.OK, f"{again.reason}\n{again.log_tail}"
-    assert again.losses == pytest.approx(row.losses, rel=1e-5)
-    assert again.grad_norms == pytest.approx(row.grad_norms, rel=1e-4)
-    found = whole_average(state / "on-four" / WHOLE, 4)
-    wanted = whole_average(state / "straight-fsdp2" / WHOLE, 2)
-    assert found.keys() == wanted.keys() and len(found) > 20
-    for name, value in wanted.items():
-        torch.testing.assert_close(found[name], value, rtol=1e-4, atol=1e-6)
-
-
-def test_adapters_of_four_processes_go_on_on_two_over_the_same_frozen_weights(runs):
-    rows, _ = runs
-    row, again = rows["four-lora"], rows["lora-on-two"]
-    for one in (row, again):
-        assert one.status is Status.OK, f"{one.reason}\n{one.log_tail}"
-        assert [c for c in one.audit if not c.ok] == []
-    assert again.losses == pytest.approx(row.losses, rel=1e-5)
-    assert again.grad_norms == pytest.approx(row.grad_norms, rel=1e-4)
-    shown = [one.evidence["lora"] for one in (row, again)]
-    assert shown[0] == shown[1] and shown[0]["frozen"] > 10 * shown[0]["trainable"]
-
-
-def test_frozen_weights_that_others_had_are_refused(train_here):
-    """What four ranks had of them, each its rows; and of one weight another row."""
-    spec = dataclasses.replace(SPEC, recipe="single+lora", processes=1)
-    run, _ = train_here(spec, 1)
-    kept, module = run.trained.attached["lora"], run.trained.module
-    named = dict(module.named_parameters())
-
-    def of_rank(rank: int) -> dict[str, dict[str, int]]:
-        rows = {name: -(-p.shape[0] // 4) for name, p in named.items()}
-        parts = {name: p[rows[name] * rank :][: rows[name]] for name, p in named.items()}
-        return {"sums": {name: checksum(part) for name, part in parts.items()}}
-
-    states = [of_rank(rank) for rank in range(4)]
-    layout = Layout(shard=4)
-    with mock.patch.object(type(run.trained.engine), "layout", lambda self, ranks: layout):
-        kept.recut(states, ())
-        assert kept.changed() == set()
-        with torch.no_grad():
-            named["blocks.1.attn.qkv.base_layer.weight"][5, 3] += 1e-3
-        with pytest.raises(BadInput, match=r"blocks\.1\.attn\.qkv.* is frozen, and not what"):
-            kept.recut(states, ())
 
 
 class Evil:
@@ -244,16 +190,12 @@ def test_what_proves_a_checkpoint_is_its_files_and_the_users_key(tmp_path, monke
         checkpoints.claims(path)
 
 
-def whole_average(folder: Path, ranks: int) -> dict[str, torch.Tensor]:
-    """The averaged weights by name, flat, put together from the files of all ranks."""
-    pieces: dict[str, list[tuple[int, torch.Tensor]]] = {}
-    for rank in range(ranks):
-        state = torch.load(folder / f"attached-{rank}.pt", weights_only=True)
-        for name, shard, start, numel, offset in state[training.PIECES]:
-            flat = state["ema"]["shards"][shard].flatten()[start : start + numel]
-            pieces.setdefault(name, []).append((offset, flat))
-    ordered = {name: sorted(some, key=lambda piece: piece[0]) for name, some in pieces.items()}
-    return {name: torch.cat([flat for _, flat in some]) for name, some in ordered.items()}
+def whole_average(folder: Path, ranks: int, names: list[str]) -> dict[str, torch.Tensor]:
+    """The averaged weights by name, flat: each rank's file has its rows, in the names' order."""
+    files = [torch.load(folder / f"attached-{n}.pt", weights_only=True) for n in range(ranks)]
+    shards = zip(*(file["ema"]["shards"] for file in files), strict=True)
+    whole = [torch.cat([part.flatten() for part in rows]) for rows in shards]
+    return dict(zip(names, whole, strict=True))
 
 
 def test_another_spec_is_refused_before_anything_is_loaded(train_here, tmp_path):

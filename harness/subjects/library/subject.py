@@ -29,6 +29,10 @@ if TYPE_CHECKING:
     from strategies.initial import Draw
 
 
+PLANNED = ("FluxTransformer2DModel", "Flux2Transformer2DModel", "QwenImageTransformer2DModel")
+"""Classes with a plan of diffusers 0.42 (``_tp_plan``) that were trained by it in miniature."""
+
+
 # ---- sample size ----
 # A spec gives the size in pixels, frames and tokens.
 
@@ -169,7 +173,8 @@ class Library(Subject):
         sized = ("sized",) if len(self.depths) == 1 else ()
         head = ("head",) if self.family.head else ()
         layers = ("layers",) if all(self.depths.values()) else ()
-        return frozenset(("projections", *stripes, *sized, *head, *layers))
+        plan = ("tp_plan",) if self.kind in PLANNED else ()
+        return frozenset((*plan, *stripes, *sized, *head, *layers))
 
     @property
     def random_blocks(self) -> bool:  # type: ignore[override]  # of each configuration

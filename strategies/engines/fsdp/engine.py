@@ -62,7 +62,6 @@ class Fsdp(Engine):
         "torch.distributed.tensor",
     )
 
-    resumes_on_any: ClassVar[bool] = True
     # torch.distributed.checkpoint unpickles .metadata (filesystem.py, read_metadata).
     unpickles: ClassVar[bool] = True
 
@@ -253,12 +252,12 @@ class Fsdp(Engine):
     def part(self, parameter: Any) -> ParameterPart:
         return ParameterPart(_shard().local(parameter), parameter.shape)
 
-    def fragments(self, trained: TrainingRun, *, copies: bool = False) -> Iterator[Fragment]:
+    def fragments(self, trained: TrainingRun) -> Iterator[Fragment]:
         from strategies.parallel.tensor import parallelize
 
         places = parallelize if trained.launch.layout.tensor > 1 else _shard()
         named = [(n, p) for n, p in trained.module.named_parameters() if p.requires_grad]
-        return places.fragments(named, copies=copies)
+        return places.fragments(named)
 
     def whole(self, trained: TrainingRun, parameters: Sequence[Any]) -> Iterator[Any]:
         from strategies.parallel.tensor import parallelize

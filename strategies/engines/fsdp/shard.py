@@ -21,7 +21,7 @@ from strategies import initial
 from strategies.initial import Draw
 from strategies.inventory import AllocationScope, Fragment
 from strategies.launch_file import Layout
-from strategies.parallel.tensor.parallelize import AXIS, parallelize
+from strategies.parallel.tensor.parallelize import AXIS, parallelize, plan
 
 
 def stand_in(accelerator: Any, layout: Layout) -> None:
@@ -86,10 +86,11 @@ def shard(
     mesh = accelerator.torch_device_mesh
     tensor = mesh[AXIS] if mesh is not None and AXIS in mesh.mesh_dim_names else None
     options = _options(accelerator)
-    for block in blocks:
+    cuts = [{}] * len(blocks) if tensor is None else plan(module, blocks)
+    for block, of_block in zip(blocks, cuts, strict=True):
         _filled(accelerator, block, draw)
         if tensor is not None:  # tensor parallelism: each rank keeps its part of the matrices
-            parallelize(block, tensor)
+            parallelize(block, tensor, of_block)
         with _marks_kept(block):
             fully_shard(block, **options)
     _filled(accelerator, module, draw)
@@ -232,11 +233,11 @@ def gradient_bucket_bytes(module: nn.Module) -> list[int]:
     ]
 
 
-def fragments(named: Sequence[tuple[str, Any]], *, copies: bool) -> Iterator[Fragment]:
-    """Yield the rows of each parameter; of replica groups only the first's, unless ``copies``."""
+def fragments(named: Sequence[tuple[str, Any]]) -> Iterator[Fragment]:
+    """Yield the rows of each parameter; of replica groups only the first's."""
     for index, (name, p) in enumerate(named):
         mesh, placements = p.device_mesh, p.placements
-        if not copies and mesh.ndim > 1 and mesh.get_local_rank(0) != 0:
+        if mesh.ndim > 1 and mesh.get_local_rank(0) != 0:
             continue
         _, start = compute_local_shape_and_global_offset(p.shape, mesh, placements)
         row = p.shape[1:].numel()

@@ -225,9 +225,9 @@ class Pipeline(Engine):
         cut, here = trained.model.cut, dict(trained.module.named_parameters())
         return {name: here[name] if name in here else cut.elsewhere[name] for name in cut.owners}
 
-    def fragments(self, trained: TrainingRun, *, copies: bool = False) -> Iterator[Fragment]:
+    def fragments(self, trained: TrainingRun) -> Iterator[Fragment]:
         """Yield this stage's parameters, on the first of its replicas."""
-        if trained.model.ranks.share and not copies:
+        if trained.model.ranks.share:
             return
         named = [(n, p) for n, p in trained.module.named_parameters() if p.requires_grad]
         for index, (name, p) in enumerate(named):

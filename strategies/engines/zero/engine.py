@@ -247,7 +247,7 @@ class Zero(Engine):
     def shards(self, trained: TrainingRun) -> Iterator[tuple[int, torch.Tensor]]:
         return facts.masters(trained)
 
-    def fragments(self, trained: TrainingRun, *, copies: bool = False) -> Iterator[Fragment]:
+    def fragments(self, trained: TrainingRun) -> Iterator[Fragment]:
         return facts.fragments(trained)
 
     def whole(self, trained: TrainingRun, parameters: Sequence[Any]) -> Iterator[Any]:

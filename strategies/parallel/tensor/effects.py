@@ -12,14 +12,14 @@ from strategies.base import demand
 from strategies.engines.fsdp.shard import local
 from strategies.evidence.rules import together
 from strategies.parallel.sequence.effects import attention_operands
-from strategies.parallel.tensor.parallelize import AXIS
-from strategies.parallel.tensor.products import head_norms, products
+from strategies.parallel.tensor.parallelize import AXIS, head_norms, plan
 
 if TYPE_CHECKING:
     from strategies.engine import TrainingRun
 
 SUM = "all_reduce"
 """torch's name of the collective by which DTensors are summed."""
+PHASES = ("forward", "backward")
 
 
 def evidence(trained: TrainingRun) -> dict[str, Any]:
@@ -29,49 +29,46 @@ def evidence(trained: TrainingRun) -> dict[str, Any]:
         NotInForce: a fact differs from what the recipe asks for.
     """
     watched = trained.observed is not None and trained.observed.ran
+    blocks = trained.blocks()
+    plans = [*zip(blocks, plan(trained.module, blocks), strict=True)]
     looks = (_placed, _summed, _attended) if watched else (_placed,)
-    cut = [  # (name, axis, weight) of each layer that is to be cut
-        (name, cut.axis, block.get_submodule(name).weight)
-        for block in trained.blocks()
-        for name, cut in products(block).items()
-    ]
-    return together(trained, *(partial(look, trained, cut) for look in looks))
+    return together(trained, *(partial(look, trained, plans) for look in looks))
 
 
-def _placed(trained: TrainingRun, cut: list[Any]) -> dict[str, Any]:
-    """Check each cut weight's placement and the elements that this rank stores of it."""
+def _placed(trained: TrainingRun, plans: list[Any]) -> dict[str, Any]:
+    """Check each cut weight's placement, and the elements that this rank stores of all."""
     layout, held, total = trained.launch.layout, 0, 0
-    for name, axis, weight in cut:
-        placed = tuple(getattr(weight, "placements", ()))
-        wanted = len(placed) == 2 and placed[-1] == Shard(axis)
-        demand(wanted, f"{name} is placed as {placed}, expected rows of its part, Shard({axis})")
-        size = weight.device_mesh.size(1)
-        demand(size == layout.tensor, f"{name} is cut among {size} ranks, not {layout.tensor}")
-        held, total = held + local(weight).numel(), total + weight.numel()
-    demand(total > 0, "no layer of the blocks is cut")
+    for block, cuts in plans:
+        for name, cut in cuts.items():
+            weight = block.get_submodule(name).weight
+            placed = tuple(getattr(weight, "placements", ()))
+            wanted = len(placed) == 2 and placed[-1] == Shard(cut.axis)
+            demand(wanted, f"{name} is placed as {placed}, expected rows of Shard({cut.axis})")
+            size = weight.device_mesh.size(1)
+            demand(size == layout.tensor, f"{name} is cut among {size} ranks, not {layout.tensor}")
+            held, total = held + local(weight).numel(), total + weight.numel()
     share = total / (layout.tensor * layout.sharers)
     # Rows are dealt with a remainder.
     demand(0 < held <= 1.1 * share, f"{held} elements of cut weights, expected {share:.0f}")
-    return {"cut_layers": len(cut), "cut_elements": held}
+    return {"cut_elements": held}
 
 
-def _summed(trained: TrainingRun, cut: list[Any]) -> dict[str, Any]:
+def _summed(trained: TrainingRun, plans: list[Any]) -> dict[str, Any]:
     """Count the sums among ranks that share weights: at least one in forward for each last layer,
     which a block may call for image and text, and in backward one for its first layers' inputs and
-    one a step for the gradient of each norm of a head."""
+    one a step for the gradient of each norm of a head. Layers that do not train feed nothing."""
     group = trained.accelerator.torch_device_mesh[AXIS].get_group().group_name
     sent = [s.phase for s in trained.observed.sent if s.collective == SUM and s.group == group]
-    micro, blocks = trained.observed.micro_steps, trained.blocks()
-    # Layers that do not train feed nothing.
-    used = micro * sum(weight.requires_grad for _, axis, weight in cut if axis == 1)
-    norms = (block.get_submodule(name) for block in blocks for name in head_norms(block))
-    wanted = used + sum(norm.weight.requires_grad for norm in norms)
-    forward, backward = sent.count("forward"), sent.count("backward")
-    text = f"{forward} sums in forward and {backward} in backward, expected"
-    demand(forward >= used, f"{text} {used} or more in forward")
-    demand(backward >= wanted, f"{text} {wanted} or more in backward")
-    each = micro * len(blocks)
-    return {"sums_a_block": {"forward": forward / each, "backward": backward / each}}
+    found, micro = {phase: sent.count(phase) for phase in PHASES}, trained.observed.micro_steps
+    used = norms = 0
+    for block, cuts in plans:
+        last = (block.get_submodule(name) for name, cut in cuts.items() if cut.axis == 1)
+        used += micro * sum(layer.weight.requires_grad for layer in last)
+        of_heads = map(block.get_submodule, head_norms(block, cuts))
+        norms += sum(norm.weight.requires_grad for norm in of_heads)
+    for phase, least in zip(PHASES, (used, used + norms), strict=True):
+        demand(found[phase] >= least, f"{found[phase]} sums in {phase}, expected {least} or more")
+    return {"sums_a_block": {phase: n / (micro * len(plans)) for phase, n in found.items()}}
 
 
 def _attended(trained: TrainingRun, _: list[Any]) -> dict[str, Any]:

@@ -1,13 +1,12 @@
 """Tensor parallel: neighbouring ranks have a part each of the blocks' matrices.
 
-No torch at import. ``products`` has the rule by which blocks are cut, ``fitting`` the models that
-it does not fit. The FSDP engine cuts each block before it shards it.
+No torch at import. The FSDP engine cuts each block before it shards it.
 """
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -44,9 +43,11 @@ class TensorParallel(Strategy):
         return frozenset({"cut_weights"})
 
     def refuses(self, launch: RunContext) -> str | None:
-        if not launch.subject.parts & {"halves", "projections"}:
-            return launch.subject.lacks("halves", "leave tp out, or take fsdp2")
-        fault = super().refuses(launch) or uneven(launch) or self._fault(launch.subject)
+        subject = launch.subject
+        if not subject.parts & {"halves", "tp_plan"}:
+            part = "tp_plan" if subject.needs else "halves"
+            return subject.lacks(part, "leave tp out, or take fsdp2")
+        fault = super().refuses(launch) or uneven(launch) or self._uneven(subject)
         if fault or launch.layout.sharers > 1:
             return fault
         # accelerate 1.15 makes no mesh for FSDP2 over one rank (ParallelismConfig.fsdp_dim_names).
@@ -55,16 +56,13 @@ class TensorParallel(Strategy):
             f"use --processes {2 * self.ranks}"
         )
 
-    def _fault(self, subject: Subject) -> str | None:
-        if "projections" not in subject.parts:  # without torch
-            size = subject.dimensions
-            return self._uneven(((size.heads, "heads"), (size.inner, INNER)))
-        from strategies.parallel.tensor import fitting
-
-        lack = fitting.unknown(subject) or self._uneven(fitting.counts(subject))
-        return lack or fitting.fails(subject, self.ranks) or None
-
-    def _uneven(self, counts: Sequence[tuple[int, str]]) -> str | None:
+    def _uneven(self, subject: Subject) -> str | None:
+        """Return why heads or inner features cannot be dealt to ``ranks``; those of a plan are read
+        off a model without memory."""
+        size = subject.dimensions
+        counts = [(size.heads, "heads"), (size.inner, INNER)]
+        if "tp_plan" in subject.parts:
+            counts = [(size.heads, "heads"), *((n, INNER) for n in _pieces(subject))]
         most = math.gcd(*(number for number, _ in counts))
         fitting = [str(n) for n in range(2, most + 1) if most % n == 0]
         way = f"take ranks of {' or '.join(fitting)}" if fitting else "leave tp out"
@@ -75,3 +73,15 @@ class TensorParallel(Strategy):
         from strategies.parallel.tensor import effects
 
         return effects.evidence(trained)
+
+
+@functools.lru_cache(maxsize=64)
+def _pieces(subject: Subject) -> tuple[int, ...]:
+    """Return the lengths that the plan of a model of diffusers cuts."""
+    from strategies import initial
+    from strategies.parallel.tensor.parallelize import plan
+
+    with initial.valueless():
+        module = subject.make()
+    cuts = (cut for cuts in plan(module, subject.blocks(module)) for cut in cuts.values())
+    return tuple(sorted({size for cut in cuts for size in cut.pieces}))
