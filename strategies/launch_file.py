@@ -133,11 +133,6 @@ class Layout:
         """Return the index of the part of its samples that ``rank`` works on, of ``sequence``."""
         return rank // self.tensor % self.sequence
 
-    @property
-    def alike(self) -> int:
-        """Number of ranks with the same part of the model, over which gradients are averaged."""
-        return self.ranks // (self.tensor * self.pipeline)
-
     def cut(self, sequence: int = 1, tensor: int = 1) -> Layout:
         """Return a layout in which groups of ``sequence`` ranks split the same samples, and groups
         of ``tensor`` neighbors the same weights; unchanged if the ranks do not divide so."""

@@ -179,7 +179,7 @@ def test_what_a_plan_refuses_is_refused_in_its_words(words, tmp_path, capsys):
 
 @pytest.mark.parametrize(("recipe", "gpus", "told"), [
     ("fsdp2+tp:ranks=2", 4, "tp_size"), ("ddp+sp:ranks=2", 4, "sp_size"),
-    ("pp:stages=2", 2, "no stages"), ("fsdp2:reshard=2", 4, "reshard is 2"),
+    ("pp:stages=2", 2, "no stages"),
 ])  # fmt: skip
 def test_what_cuts_a_model_in_code_is_refused_by_name(recipe, gpus, told, tmp_path, capsys):
     out = tmp_path / "out"

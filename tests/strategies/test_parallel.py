@@ -26,7 +26,7 @@ TWO = dataclasses.replace(
 )  # fmt: skip
 FOUR = "fsdp2+sp"
 QUARTERS = "ddp+sp:ranks=4"
-AGAIN = ["hsdp+checkpoint", "fsdp2:reshard=2"]
+AGAIN = ["hsdp+checkpoint"]
 """On four ranks, with nothing that is shared but weights."""
 EQUAL = ["ddp+sp", "ddp+sp+checkpoint", FOUR, QUARTERS]
 OTHERS = ["ddp+sp+bf16+compile:backend=aot_eager"]

@@ -221,7 +221,6 @@ def test_a_share_that_is_a_view_of_the_whole_saves_nothing(rank_0):
         ("single", 2, "one process, not 2"),
         ("fsdp2", 1, "one process cannot shard; use single"),
         ("hsdp", 2, "2 processes are not 2 groups of two or more; use --processes 4"),
-        ("fsdp2:reshard=3", 8, "take a divisor of 8"),
         ("fsdp2+adam8bit", 2, "take no DTensor; use adam8bit:lib=torchao, zero2 or ddp"),
         ("hsdp+optimizer_in_backward", 4, "averaged over the groups until backward has ended"),
         ("fsdp2+compress", 2, "this engine reduces by itself; use ddp"),

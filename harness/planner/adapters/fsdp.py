@@ -67,13 +67,13 @@ class FsdpAdapter(TraceAdapter):
             shard.stand_in(accelerator, launch.layout)
 
 
-def resolved(content: Mapping[str, Any], reshard: bool | int, layout: Layout) -> dict[str, Any]:
+def resolved(content: Mapping[str, Any], reshard: bool, layout: Layout) -> dict[str, Any]:
     """Return ``content`` of a launch file with the recipe's ``reshard`` and ``layout``.
-    accelerate takes only true or false; a number of ranks is set in code. FSDP2 ignores FSDP 1's
-    key for groups of ranks: they are dimensions of a mesh there. Source: accelerate 1.15,
+    FSDP2 ignores FSDP 1's key for groups of ranks: they are dimensions of a mesh there. Source:
+    accelerate 1.15,
     utils/dataclasses.py (``FullyShardedDataParallelPlugin``), parallelism_config.py."""
     block = {k: v for k, v in content["fsdp_config"].items() if k != "fsdp_sharding_strategy"}
-    block["fsdp_reshard_after_forward"] = reshard is not False
+    block["fsdp_reshard_after_forward"] = reshard
     if layout.replicate == 1:
         return {**content, "fsdp_config": block}
     sizes = {"dp_replicate_size": layout.replicate, "dp_shard_size": layout.sharers}
@@ -95,7 +95,6 @@ def _meshes() -> list[tuple[Any, str, Any]]:
         (DeviceMesh, "from_group"),
         (ParallelismConfig, "build_device_mesh"),
         (_fully_shard, "_init_default_mesh"),
-        (_fully_shard, "_get_post_forward_mesh_info"),
     ]
     # torch computes the shape of a DTensor operation on tensors of the whole size.
     shapes = [(ShardingPropagator, "_propagate_tensor_meta_non_cached")]

@@ -49,12 +49,6 @@ def without_counterpart(resolved: Resolved) -> str:
         return f"{resolved.recipe} cannot be exported: {why}; its code is in strategies/"
     if launch.device == "cpu" and "dtensor_weights" in launch.traits:
         return f"{resolved.recipe} cannot be exported: {WITHOUT_GPU}"
-    usual = {"reshard": ("on", "off")}
-    for name, value in parameters(resolved.recipe.sharding).items():
-        if value not in usual.get(name, (value,)):
-            only = " or ".join(usual[name])
-            why = f"{name} is {value}, and accelerate's launch file has only {only}"
-            return f"{resolved.recipe} cannot be exported: {why}"
     return ""
 
 

@@ -91,27 +91,21 @@ class Fsdp(Engine):
         return bool(self.file.content["fsdp_config"].get("fsdp_offload_params"))
 
     @property
-    def reshard(self) -> bool | int:
-        """A block's gathered weights between its forward and backward: True: freed. False: kept. A
-        number: resharded over that many ranks."""
+    def reshard(self) -> bool:
+        """True if a block's gathered weights are freed between its forward and backward."""
         return self.file.settings["reshard"]
 
     @property
     def choices(self) -> dict[str, Any]:
-        usual = {"reshard": "on" if self.reshard is True else "off"}
-        return usual | ({"replicate": self.file.settings["replicate"]} if self.hybrid else {})
+        return {"reshard": self.reshard} | (
+            {"replicate": self.file.settings["replicate"]} if self.hybrid else {}
+        )
 
     def chosen(self, choices: Mapping[str, Any]) -> Fsdp:
-        reshard = choices.get("reshard", self.choices["reshard"])
-        words: dict[Any, bool | int] = {"on": True, "off": False, True: True, False: False}
-        if isinstance(reshard, str) and reshard.isdigit() and int(reshard) > 1:
-            words[reshard] = int(reshard)
-        if reshard not in words:
-            raise ValueError(f"reshard is {reshard!r}; on, off, or a number of ranks from 2")
-        groups = choices.get("replicate", self.file.settings["replicate"])
-        if not isinstance(groups, int) or groups < 2:
-            raise ValueError(f"replicate is {groups!r}; a whole number of groups from 2")
-        settings = self.file.settings | {"reshard": words[reshard], "replicate": groups}
+        settings = self.file.settings | choices
+        if not isinstance(settings["replicate"], int) or settings["replicate"] < 2:
+            text = f"replicate is {settings['replicate']!r}; a whole number of groups from 2"
+            raise ValueError(text)
         return type(self)(dataclasses.replace(self.file, settings=settings))
 
     @property
@@ -137,21 +131,8 @@ class Fsdp(Engine):
                 f"{ranks} processes are not {groups} groups of two or more; use --processes "
                 f"{2 * groups} (or a multiple of {groups} above it), another replicate, or fsdp2"
             )
-        size = self.reshard
-        sharers = launch.layout.sharers
-        if not isinstance(size, bool) and (sharers % size or size >= sharers):
-            return (
-                f"reshard={size} cuts again among {size} of the {sharers} ranks that share; "
-                f"take a divisor of {sharers} from 2 that is smaller, on, or off"
-            )
-        if not isinstance(size, bool) and launch.layout.tensor > 1:
-            # torch 2.13, _fsdp_init.py: it makes groups of the ranks of this rank's mesh alone.
-            return (
-                f"beside tp, reshard={size} makes other groups on each rank, and all would wait; "
-                "take on or off"
-            )
         lent = launch.subject.lent
-        if lent and self.reshard is not False:
+        if lent and self.reshard:
             return (
                 f"the model calls {lent[0]} outside of its block, where the block's weights are "
                 "sharded; take zero3, or reshard=off if the block runs before that call"

@@ -60,7 +60,7 @@ def parallelism(layout: Layout) -> Any:
     )
 
 
-def settle(accelerator: Any, reshard: bool | int) -> None:
+def settle(accelerator: Any, reshard: bool) -> None:
     """Write settings into accelerate's plugin that it cannot read in a launch file."""
     plugin = accelerator.state.fsdp_plugin
     plugin.reshard_after_forward = reshard
@@ -199,9 +199,9 @@ def gathered_as(module: nn.Module) -> str:
 
 
 def process_groups(module: nn.Module) -> list[Any]:
-    """Return the process groups of gathers and reductions: ranks that share (or fewer, if blocks
-    are resharded over fewer after forward), and ranks that hold the same share."""
-    meshes = [m for g in groups(module) for m in (g.mesh_info, g.post_forward_mesh_info)]
+    """Return the process groups of gathers and reductions: ranks that share, and ranks that hold
+    the same share."""
+    meshes = [group.mesh_info for group in groups(module)]
     names = ("shard_process_group", "replicate_process_group")
     found = [getattr(mesh, name) for mesh in meshes for name in names if hasattr(mesh, name)]
     return list({group.group_name: group for group in found}.values())
