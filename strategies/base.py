@@ -57,62 +57,6 @@ class Slot(IntEnum):
     AVERAGE = 18
 
 
-TRAITS = {
-    "frozen_weights": "some of the model's own weights take no gradient",
-    "frozen_blocks": "backward does not reach the blocks",
-    "some_blocks": "some blocks have nothing to train, and backward may not reach the first ones",
-    "frozen_matrices": "no matrix of the blocks takes a gradient",
-    "other_products": "a step's products are not those of the whole model, trained whole",
-    "replaced_layers": "the blocks' linear layers are replaced by layers of another kind or size",
-    "masked_weights": "some weights stay zero, by masks that the first weights decided",
-    "quantized_weights": "weights are stored in fewer bits than they compute in",
-    "float_adapters": "adapters are float32, whatever the type of the weights beside them",
-    "packed_weights": "weights that share a byte are tensors of a class of their own",
-    "weight_norms": "norms of the frozen weights are part of what is computed",
-    "streams_weights": "some blocks' weights are on the device for these blocks alone",
-    "compiled": "the blocks run as compiled graphs",
-    "compiled_whole": "the whole model is one compiled graph",
-    "half_compute": "matrix products take operands of 16 bits",
-    "pure_bf16": "weights, gradients and the optimizer's weights are bfloat16, with no master",
-    "moves_activations": "what is kept for backward leaves the device",
-    "scales_gradients": "gradients are multiplied by a loss scale until the optimizer steps",
-    "recomputes": "activations are dropped in forward and computed again in backward",
-    "recomputes_layers": "layers are recomputed apart from their blocks",
-    "doubles_tokens": "some blocks hand on twice the tokens",
-    "cut_samples": "each rank works on a part of its samples' tokens",
-    "cut_weights": "each rank holds and multiplies with a part of the blocks' matrices",
-    "edits_gradients": "gradients are changed between backward and the optimizer",
-    "early_gradients": "gradients are used within backward, before anything could change them",
-    "frees_gradients": "a gradient is gone before the backward pass ends",
-    "rounds_state": "the optimizer's moments are rounded, so a zero gradient may move a weight",
-    "random_rounding": "the optimizer rounds bfloat16 weights up or down at random",
-    "whole_gradients": "the optimizer must be stepped over all parameters at once",
-    "sparse_gradients": "a gradient is a sparse tensor",
-    "takes_sparse": "the optimizer takes sparse gradients",
-    "own_state": "the optimizer's state is not two float moments a parameter",
-    # Of the workload:
-    "own_loop": "a user's loop accumulates, and may average gradients in each micro-batch",
-    "sampling": "samples are drawn: there is no backward, no gradient and no optimizer",
-    # Of engines:
-    "one_process": "one process trains, and sends nothing",
-    "replicas": "gradients of whole replicas are averaged by an all-reduce that a hook can replace",
-    "shards": "each rank keeps a share of what others keep the rest of",
-    "flat_weights": "the optimizer updates flat pieces, in which parameters have no shape",
-    "float_master": "16-bit weights have a float32 master, which the optimizer updates",
-    "split_parameters": "parameters are whole only while they are used",
-    "stages": "each rank has some of the blocks, and micro batches pass from rank to rank",
-    "gathers_ahead": "memory of weights that were gathered is free once the device has used them",
-    "dtensor_weights": "parameters, gradients and the optimizer's state are DTensors: rows of each",
-    "held_gradients": "a gradient that was averaged is held until backward has ended",
-    "host_weights": "weights, gradients and optimizer state wait in host memory",
-    "host_optimizer": "the optimizer's state is kept, and stepped, outside the device",
-    "swapped_weights": "the optimizer's weights are read into memory one piece at a time",
-    "own_step": "the engine takes the optimizer's step by itself, behind its backward",
-    "own_clipping": "the engine clips gradients by itself",
-}
-"""Trait -> meaning. A strategy that cannot work with another refuses its trait, never its name."""
-
-
 ALTERS = {
     "rounding": "operands of products, or weights, are rounded to a shorter type",
     "forward": "the forward pass computes something else",

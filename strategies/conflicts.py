@@ -10,11 +10,15 @@ import functools
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from strategies.base import TRAITS
+from strategies.base import Slot
 from strategies.engine import RunContext
 from strategies.files import own_table
 
-FILE = Path(__file__).with_name("conflicts.yaml")
+FILE = own_table(Path(__file__).with_name("conflicts.yaml"))
+TRAITS: dict[str, str] = FILE.pop("traits")
+"""Trait -> meaning. A strategy that cannot work with another refuses its trait, never its name."""
+SLOTS: dict[str, dict[str, str]] = FILE.pop("slots")
+"""Workload -> name of a slot -> why what fills it makes no sense there, with the remedy."""
 OF_LAUNCH = ("cpu", "cuda", "accumulates", "clips")
 """Words of the table that are no trait of a part."""
 
@@ -49,7 +53,7 @@ class Entry(NamedTuple):
 def table() -> dict[str, list[Entry]]:
     """Return strategy -> its entries, in the order of the file."""
     found: dict[str, list[Entry]] = {}
-    for keys, entries in own_table(FILE).items():
+    for keys, entries in FILE.items():
         for key in keys.split(", "):
             name, _, condition = key.partition(":")
             parameter, equals, value = condition.partition("=")
@@ -72,3 +76,9 @@ def refusal(part: Any, launch: RunContext) -> str | None:
             words: dict[str, Any] = {"sharding": launch.sharding, "trait": TRAITS.get(met, met)}
             return one.why.format(**vars(part), **words)
     return None
+
+
+def out_of_place(slot: Slot, workload: str) -> str:
+    """Return why a strategy in ``slot`` makes no sense in ``workload``, with the remedy."""
+    usual = f"it has no effect in the workload {workload}; leave it out"
+    return SLOTS[workload].get(slot.name, usual)

@@ -3,29 +3,9 @@
 An engine moves gradients and holds a run's shards. A launch file names its engine by accelerate's
 distributed type; ``strategies.engines`` has one file or folder for each. An engine stores the facts
 of its launch file; a method that needs a run's objects gets them as a ``TrainingRun``. The defaults
-are those of plain torch, where every rank holds whole parameters and accelerate does the rest. An
-engine must override ``evidence``. Strategies check its traits (``strategies.base.TRAITS``), never
-its name.
-
-Methods by the moment at which they are called:
-
-- In the launching process, without torch, as facts of the launch file: ``of``, ``choices``,
-  ``chosen``, ``needs``, ``traits``, ``layout``, ``place``, ``refuses``, ``environment``,
-  ``remarks``, ``usual_name``.
-- Set-up of each rank (``harness.worker.setup``): ``accelerator_kwargs``, ``configure``, ``fill``,
-  ``sixteen_bits``, ``prepare``.
-- In a script that prepares its own model (``harness.script``): ``runs``, ``adopt``,
-  ``adopt_model``.
-- One optimizer step (``harness.worker.loop``): ``micro_steps``, ``norm``.
-- Around a watched step (``harness.memory.traced_step``, ``strategies.evidence.watching``):
-  ``phase_hooks``, ``trace_points``, ``held``, ``observe``.
-- Between two steps: ``optimized``, ``shards``, ``state_of``, ``fragments``, ``whole``,
-  ``global_parameters``, ``part``.
-- Checkpoints (``harness.worker.training``): ``save``, ``load``.
-- After the last step (``harness.worker.audit``): ``report``, ``evidence``.
-
-No method predicts. The planner traces the same set-up and step, and has an adapter for each engine
-(``harness.planner.adapters``).
+are those of plain torch, where every rank holds whole parameters. Only ``evidence`` must be
+overridden. Strategies check traits (``conflicts.yaml``), never an engine's name. No method
+predicts: the planner traces the same step with an adapter (``harness.planner.adapters``).
 """
 
 from __future__ import annotations
@@ -99,22 +79,20 @@ class Engine:
         """Return the engine of a launch file; an engine's own file is read into ``file.settings``.
 
         Raises:
-            LaunchFileError: a required fact is missing. Every launch is then refused with it.
+            LaunchFileError: a required fact is missing.
         """
         return cls(file)
 
-    # ---- launch file facts ----
+    # ---- launch file facts: in the launching process, without torch ----
 
     @property
     def choices(self) -> dict[str, Any]:
-        """Parameters that a recipe may set, as in ``fsdp2:reshard=off``, with the file's values.
-
-        They become fields of the sharding strategy.
-        """
+        """Fields of the sharding strategy that a recipe may set (``fsdp2:reshard=off``) -> the
+        file's values."""
         return {}
 
     def chosen(self, choices: Mapping[str, Any]) -> Engine:
-        """Return the engine with these values of ``choices``, text or numbers.
+        """Return the engine with these values of ``choices``.
 
         Raises:
             ValueError: a value out of range, with the remedy.
@@ -128,7 +106,7 @@ class Engine:
 
     @property
     def traits(self) -> frozenset[str]:
-        """Traits under this launch file, listed in TRAITS under "Of engines"."""
+        """Traits under this launch file, listed in ``conflicts.yaml``."""
         return frozenset()
 
     def layout(self, ranks: int) -> Layout:
@@ -163,27 +141,19 @@ class Engine:
         """Return notes for a reader of a row that runs; ``sizes``: None if not known yet."""
         return []
 
-    # ---- set-up ----
+    # ---- set-up of each rank (harness.worker.setup) ----
 
     def configure(self, accelerator: Any, work: Workload) -> None:
-        """Set what the launch file leaves open, such as buffer sizes.
-
-        Called after all strategies have edited the model, before the ``configure`` of any of them.
-        """
+        """Set what the launch file leaves open, such as buffer sizes, after all strategies have
+        edited the model."""
 
     def sixteen_bits(self, accelerator: Any, *, master: bool = True, scale: int = 0) -> None:
-        """Set how the engine keeps 16-bit weights: with a float32 ``master`` or without.
-
-        ``scale``: the first loss scale of float16 (a power of two; 0: the library's own). The
-        default leaves it to autocast or the strategy.
-        """
+        """Set how the engine keeps 16-bit weights: with a float32 ``master`` or without; ``scale``:
+        the first loss scale of float16 (a power of two; 0: the library's own)."""
 
     def fill(self, accelerator: Any, module: Any, draw: Draw, blocks: Sequence[Any]) -> None:
-        """Draw the edited model's first weights where they will live, one parameter at a time.
-
-        Called after ``configure``, unless the model was built whole (``strategies.initial``).
-        ``blocks``: the model's, in execution order.
-        """
+        """Draw the edited model's first weights where they will live, one parameter at a time,
+        unless the model was built whole (``strategies.initial``)."""
         from strategies import initial
 
         initial.fill(module, draw, accelerator.device)
@@ -195,20 +165,19 @@ class Engine:
         make_optimizer: Callable[[list[Any]], Any],
         blocks: Sequence[Any],
     ) -> tuple[Any, Any]:
-        """Return the model and the optimizer as they are trained (``TrainingRun.model``,
-        ``optimizer``).
+        """Return the model and the optimizer as they are trained, of the edited model.
 
-        ``module``: the edited model in train mode, which stays the bare model inside.
-        ``make_optimizer(params)`` makes the recipe's optimizer. Call it once, with the trained
-        parameters as the optimizer will step them: after sharding if sharding replaces them.
+        Call ``make_optimizer(params)`` once, with the trained parameters as the optimizer will step
+        them: after sharding if sharding replaces them.
         """
         optimizer = make_optimizer([p for p in module.parameters() if p.requires_grad])
         return accelerator.prepare(module, optimizer)
 
+    # ---- in a script that prepares its own model (harness.script) ----
+
     def runs(self, accelerator: Any) -> bool:
         """Return whether an ``Accelerator`` that a script made runs this engine."""
-        found = accelerator.distributed_type.value
-        return found == self.file.kind
+        return accelerator.distributed_type.value == self.file.kind
 
     def adopt(self, accelerator: Any, layout: Layout) -> None:
         """Set what a script's new ``Accelerator`` does not read from the launch file."""
@@ -237,11 +206,10 @@ class Engine:
             batches: one for each micro-batch (``harness.data.feed.Batch``).
             loss_of: returns a scalar loss of one batch; ``loss_of.inputs(batch)`` the noisy
                 samples and timesteps that the model is given.
-            arrived: call it once a step, when all gradients exist and the optimizer has not used
-                them. The loop then reads their norm, and clips (``norm``).
+            arrived: call it once, when all gradients exist and are unused: the loop then clips.
 
         Yields:
-            The detached loss of each micro-batch, a scalar tensor, without device synchronization.
+            The detached loss of each micro-batch, without device synchronization.
         """
         accelerator = trained.accelerator
         for batch in batches:
@@ -255,11 +223,8 @@ class Engine:
             yield loss.detach()
 
     def norm(self, trained: TrainingRun, limit: float = 0.0) -> Any:
-        """Return the global L2 norm of the gradients over all ranks, without a loss scale.
-
-        A scalar tensor or a float. With a ``limit`` the gradients are then clipped to it, unless
-        the engine clips by itself ("own_clipping").
-        """
+        """Return the global L2 norm of the gradients over all ranks, without a loss scale. With a
+        ``limit`` they are then clipped to it, unless the engine does so itself ("own_clipping")."""
         import torch
 
         trainable = [p for p in trained.module.parameters() if p.grad is not None]
@@ -277,11 +242,7 @@ class Engine:
         self, trained: TrainingRun, enter: Enter
     ) -> contextlib.AbstractContextManager[None]:
         """Return a context for one untimed step that calls ``enter`` at the start of each of
-        ``STEP_PHASES``.
-
-        "optimizer" begins when the last backward of the step returns, so the gradient norm belongs
-        to it.
-        """
+        ``STEP_PHASES``; the gradient norm belongs to "optimizer"."""
         return backward_hook(trained, enter, behind="optimizer")
 
     def trace_points(self, trained: TrainingRun) -> TracePoints:
@@ -290,11 +251,7 @@ class Engine:
         return TracePoints([p for p in trained.module.parameters() if p.requires_grad])
 
     def held(self, trained: TrainingRun) -> TensorInventory:
-        """Return the tensors that this rank holds between two steps, by category.
-
-        A trace classifies storages by it; tensors that are left out appear as temporaries or
-        activations.
-        """
+        """Return the tensors that this rank holds between two steps, by category, for a trace."""
         parameters = [t for p in trained.module.parameters() for t in stored(p.data)]
         return TensorInventory(
             {
@@ -318,10 +275,8 @@ class Engine:
         return [p for group in groups for p in group["params"]]
 
     def shards(self, trained: TrainingRun) -> Iterator[tuple[int, torch.Tensor]]:
-        """Yield (index, tensor) for each of ``optimized``, in the order of the trained parameters.
-
-        If they are swapped ("swapped_weights"), each is in memory until the next is requested.
-        """
+        """Yield (index, tensor) for each of ``optimized``, in the order of the trained parameters;
+        swapped ones are in memory until the next is requested."""
         yield from enumerate(p for p in trained.module.parameters() if p.requires_grad)
 
     def state_of(self, trained: TrainingRun, shard: torch.Tensor) -> Mapping[str, Any]:
@@ -330,27 +285,21 @@ class Engine:
         return states.get(shard) or states.get(getattr(shard, "on_device", shard), {})
 
     def fragments(self, trained: TrainingRun) -> Iterator[Fragment]:
-        """Yield the position of this rank's share of each trained parameter in its ``shards``.
-
-        Over all ranks each element occurs once.
-        """
+        """Yield the places of this rank's share of each trained parameter in its ``shards``; over
+        all ranks each element occurs once."""
         if trained.accelerator.is_main_process:
             named = [(n, p) for n, p in trained.module.named_parameters() if p.requires_grad]
             for index, (name, p) in enumerate(named):
                 yield Fragment(name, index, 0, p.numel(), 0)
 
     def whole(self, trained: TrainingRun, parameters: Sequence[Any]) -> Iterator[Any]:
-        """Yield the parameters one at a time, each whole until the next is requested.
-
-        A collective: all ranks call and exhaust it, with values of ``global_parameters``.
-        """
+        """Yield the parameters (of ``global_parameters``) one at a time, each whole until the next
+        is requested; all ranks call and exhaust it."""
         yield from parameters
 
     def global_parameters(self, trained: TrainingRun) -> Mapping[str, Any]:
-        """Return name -> parameter of the whole model, in one order on all ranks.
-
-        One that only other ranks have is an object with ``shape``, ``dtype``, ``requires_grad``.
-        """
+        """Return name -> parameter of the whole model, in one order on all ranks; on meta if only
+        other ranks have it."""
         return dict(trained.module.named_parameters())
 
     def part(self, parameter: Any) -> ParameterPart:
@@ -377,9 +326,8 @@ class Engine:
         return EngineReport(loss_scale=None if scaler is None else float(scaler.get_scale()))
 
     def evidence(self, trained: TrainingRun) -> dict[str, Any]:
-        """Return facts read back from ``trained``, as plain data, that show the engine in force.
-
-        Every rank calls it, to its end. Must be overridden.
+        """Return facts read back from ``trained`` that show the engine in force; every rank calls
+        it, to its end.
 
         Raises:
             NotInForce: it is not in force (``strategies.base.demand``); the row is then void.
@@ -427,8 +375,7 @@ class RunContext:
     """Launch, model and recipe of a run, as strategies and engines receive them.
 
     ``simulated``: one process represents rank 0 of ``processes``, and collectives move nothing.
-    ``sequence``, ``tensor``: the number of neighboring ranks that split the tokens of the same
-    samples, and the same weights. ``traits``: those of the engine and all parts of the recipe.
+    ``sequence``, ``tensor``: numbers of ranks that split the tokens of a sample, and the weights.
     """
 
     sharding: str
@@ -464,15 +411,12 @@ class TrainingRun:
 
     ``model`` and ``optimizer`` are the results of ``Accelerator.prepare``; ``module`` is the bare
     model inside. ``optimizer_steps`` of the whole training, ``resumed_steps`` of an earlier process
-    and ``micro_steps`` of this one are the loop's own counts, with which evidence compares the
-    engine's. In sampling (``sampling``) a step is a batch of samples, a micro step a model call.
-
-    ``ops``: every operator of one traced step, as torch's dispatcher spells them. ``observed``: the
-    record of the step that was watched for evidence. A training run has neither.
-    ``gradient_norm``: set by a part that frees gradients before the loop can read them; returns the
-    global norm of the last backward. ``supervise``: set by a part that adds to the true loss. It
-    takes the per-sample loss as a function of a prediction function, that function, and a
-    micro-batch's conditions; it returns the scalar to differentiate.
+    and ``micro_steps`` of this one are the loop's own counts. In sampling a step is a batch of
+    samples, a micro step a model call. ``ops``: every operator of one traced step, and ``observed``
+    the record of a watched one; a training run has neither. ``gradient_norm``: set by a part that
+    frees gradients early; returns the global norm of the last backward. ``supervise``: set by a
+    part that adds to the true loss: takes the per-sample loss as a function of a prediction
+    function, that function, and a micro-batch's conditions; returns the scalar to differentiate.
     """
 
     accelerator: Any

@@ -9,42 +9,28 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
-from pathlib import Path
 from typing import Any
 
 from strategies.base import BadInput, Conflict, Reason, Slot, parity
 from strategies.engine import RunContext
-from strategies.files import own_table
 from strategies.strategy import Strategy
 from strategies.subject import Subject
-from strategies.words import PARAMETERS, PLAIN, hint, name_of, nearest, plain
+from strategies.words import PARAMETERS, PLAIN, SPELLED, TABLE, hint, name_of, nearest, plain
 from strategies.workloads import SAMPLE, TRAIN
 
 # ---- unsupported techniques ----
 
-_TABLE = own_table(Path(__file__).with_name("absent.yaml"))
-ABSENT: dict[str, str] = _TABLE["strategies"]
+ABSENT: dict[str, str] = TABLE["strategies"]
 """Strategy -> why it is not supported, then "; " and the alternative."""
-ENDED: dict[str, str] = _TABLE["others"]
+ENDED: dict[str, str] = TABLE["others"]
 """Parameter, command, option or page that has ended -> why, then "; " and the alternative."""
-
-ALIASES = {
-    "zero_quantized_nontrainable_weights": "quantized_nontrainable_weights",
-    **dict.fromkeys(("zero3_qgz", "zero_quantized_gradients", "quantized_gradients"), "qgz"),
-    **dict.fromkeys(("super_offload", "zero3_superoffload", "zero3_super_offload"), "superoffload"),
-    **dict.fromkeys(("zen_flow", "zero2_zenflow", "zero3_zenflow"), "zenflow"),
-    "zero3_mics": "mics",
-    **dict.fromkeys(("checkpoint_offload", "partition_activations"), "cpu_checkpointing"),
-    "deep_compile": "deepcompile",
-}
-"""Other spellings of the names in ``ABSENT``."""
 
 
 def absent(name: str) -> str | None:
     """Return why there is no strategy of this name, in any spelling; None if the name is
     unknown."""
     small = plain(name)
-    return ABSENT.get(ALIASES.get(small, small))
+    return ABSENT.get(SPELLED.get(small, small))
 
 
 class RecipeError(BadInput):

@@ -15,7 +15,7 @@ from strategies import conflicts
 from strategies.base import Attachment, Settings, Slot
 from strategies.engine import RunContext, TrainingRun
 from strategies.subject import Subject
-from strategies.workloads import TRAIN, out_of_place
+from strategies.workloads import TRAIN
 
 if TYPE_CHECKING:
     import torch
@@ -49,10 +49,10 @@ class Strategy:
         """Return why it makes no sense in this workload, with the remedy; None if it does."""
         if launch.workload in self.workloads:
             return None
-        return self.idle or out_of_place(self.slot, launch.workload)
+        return self.idle or conflicts.out_of_place(self.slot, launch.workload)
 
     def traits(self) -> frozenset[str]:
-        """Return its traits, which other parts may refuse; TRAITS lists them."""
+        """Return its traits, which other parts may refuse (``conflicts.yaml``)."""
         return frozenset()
 
     def reads(self) -> tuple[str, ...]:

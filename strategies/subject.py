@@ -89,11 +89,8 @@ class DataFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class Shaping:
-    """Spec fields that shape a model and its samples, besides the model's name.
-
-    Empty or 0 selects the model's own value. ``data``: the spec's kind of data, in front of a
-    colon.
-    """
+    """Spec fields that shape a model and its samples (empty or 0: the model's own); ``data``: the
+    spec's kind of data, in front of a colon."""
 
     config: str = ""
     set: str = ""
@@ -118,11 +115,10 @@ class Dimensions(NamedTuple):
 class Subject:
     """Trainable model and the facts of its data.
 
-    ``model``: its name in a spec. ``objectives``: the objectives that it can be trained on
-    (``harness.subjects.objectives``), the usual one first. ``brings_samples``: ``samples`` returns
-    data, so the spec's data is "synthetic". ``random_blocks``: blocks may draw random numbers, so
-    recomputation needs the generator's state. ``one_at_a_time``: a forward takes one sample.
-    ``parts``: keys of ``PARTS``. ``needs``: packages that build it, as of ``Strategy.needs``.
+    ``model``: its name in a spec. ``objectives``: those that it can be trained on, the usual one
+    first. ``brings_samples``: ``samples`` returns data. ``random_blocks``: blocks may draw random
+    numbers, so recomputation needs the generator's state. ``one_at_a_time``: a forward takes one
+    sample. ``parts``: keys of ``PARTS``. ``needs``: packages that build it.
     """
 
     parts: ClassVar[frozenset[str]] = frozenset()
@@ -144,8 +140,8 @@ class Subject:
 
     @property
     def identity(self) -> str:
-        """Short word for file names that identifies what the name and Headroom's sources leave
-        open, such as a hash of a configuration file. Results of another identity are not reused."""
+        """Short word for what the name leaves open, such as a hash of a configuration file.
+        Results of another identity are not reused."""
         return ""
 
     @property
@@ -185,13 +181,13 @@ class Subject:
         raise NotImplementedError
 
     def shell(self) -> nn.Module:
-        """Return the model for ``draws`` to fill, made while torch's default device is "meta";
-        computed tensors that are no parameters may have their values."""
+        """Return the model for ``draws`` to fill, made on "meta"; computed tensors that are no
+        parameters may have their values."""
         return self.make()
 
     def build(self, seed: int, init: str) -> nn.Module:
-        """Return the whole model on the CPU with float32 weights that depend only on the arguments,
-        so that all rows of a suite begin alike. ``init``: see ``Spec``; for ``draws`` alone."""
+        """Return the whole model on the CPU with float32 weights that depend only on the arguments;
+        ``init``: see ``Spec``."""
         import torch
 
         draw = self.draws(seed, init)
@@ -206,13 +202,12 @@ class Subject:
             return self.make()
 
     def draws(self, seed: int, init: str) -> Draw | None:
-        """Return a function that draws each parameter's and buffer's first value by its name, in
-        any order (``strategies.initial``); None: the model is built whole in host memory."""
+        """Return a function that draws each parameter's and buffer's first value by its name
+        (``strategies.initial``); None: the model is built whole in host memory."""
         return None
 
     def small(self) -> Subject:
-        """Return a subject of the same kind that is quick to step: a rank without a GPU does so
-        before its meter begins, to load what a step loads."""
+        """Return a subject of the same kind that is quick to step, to load what a step loads."""
         return self
 
     @property

@@ -322,12 +322,10 @@ def showing(text: str) -> Spec:
 def observe_here(run, log, text: str) -> None:
     """One more step of a run of ``train_here``, watched for evidence as a measured run's is."""
     from harness.worker.loop import optimizer_step
-    from strategies.evidence.watching import observe_step
+    from strategies.evidence.watching import observing
 
-    def step() -> None:
+    with observing(run.trained, parse(text).strategies, run.feed.dataset):
         optimizer_step(run, run.trained.optimizer_steps, log)
-
-    observe_step(run.trained, parse(text).strategies, step, run.feed.dataset)
 
 
 def living() -> list:
@@ -412,7 +410,7 @@ def draw_here() -> Iterator[Callable]:
 
     from harness.sampling.measure import Drawing
     from harness.worker import setup
-    from strategies.evidence.watching import observe_step
+    from strategies.evidence.watching import observing
 
     def go(spec: Spec):
         settle()
@@ -423,7 +421,8 @@ def draw_here() -> Iterator[Callable]:
         run = setup.prepare(resolved, None, accelerator, Path("unused"), lambda phase: None)
         drawing = Drawing(resolved=resolved, trained=run.trained)
         drawing.step()
-        observe_step(drawing.trained, resolved.recipe.strategies, drawing.watched_step)
+        with observing(drawing.trained, resolved.recipe.strategies):
+            drawing.watched_step()
         return drawing
 
     yield go

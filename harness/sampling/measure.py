@@ -29,7 +29,7 @@ from harness.worker.passes import Bench, measured_steps
 from harness.worker.status import Reporter
 from strategies.engine import TrainingRun
 from strategies.evidence.rules import relative_error
-from strategies.evidence.watching import observe_step
+from strategies.evidence.watching import observing
 from strategies.initial import keyed
 from strategies.parallel.sequence.attention import Indices, join
 
@@ -199,7 +199,8 @@ def measure(resolved: Resolved, folder: Path, reporter: Reporter) -> Result | No
     kept = bench.kept = drawing.drawn
     reporter.enter("anatomy")
     categories = traced_steps(bench)
-    observe_step(drawing.trained, resolved.recipe.strategies, drawing.watched_step)
+    with observing(drawing.trained, resolved.recipe.strategies):
+        drawing.watched_step()
     reporter.enter("evidence")
     evidence, checks = collect_evidence(resolved, drawing.trained)
     checks = touched + checks + audit(resolved, drawing, kept)

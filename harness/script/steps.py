@@ -211,7 +211,7 @@ class Bench:
         """Take one step that the added strategies watch."""
         self.inner.reporter.enter("evidence")
         parts = self.row.recipe.strategies[1:]
-        with observing(self.trained, parts, engine=False):
+        with observing(self.trained, parts):
             self.inputs.enter_context(in_phase(INPUTS))
             yield
 

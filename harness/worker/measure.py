@@ -26,7 +26,7 @@ from harness.worker.samples import GpuWatch, as_usage
 from harness.worker.status import Reporter
 from harness.worker.training import Training
 from strategies.evidence import states
-from strategies.evidence.watching import observe_step
+from strategies.evidence.watching import observing
 
 
 def altered(run: Run) -> list[Check]:
@@ -79,7 +79,8 @@ def measure(
         if bench.accelerator.is_main_process:
             taken.write(folder / "anatomy.json")
     if traced:
-        observe_step(run.trained, resolved.recipe.strategies, bench.step, run.feed.dataset)
+        with observing(run.trained, resolved.recipe.strategies, run.feed.dataset):
+            bench.step()
     reporter.enter("evidence")
     evidence, checks = collect_evidence(resolved, run.trained)
     losses = bench.log.all_losses(run)

@@ -16,7 +16,7 @@ __all__ = ["ENGINES", "of_file", "of_users_file"]
 
 ENGINES = LazyTable(
     {
-        "NO": "strategies.engines.alone:Alone",
+        "NO": "strategies.engines.replicas:Alone",
         "MULTI_CPU": "strategies.engines.replicas:Replicas",
         "MULTI_GPU": "strategies.engines.replicas:Replicas",
         "DEEPSPEED": "strategies.engines.zero.engine:Zero",
@@ -30,15 +30,10 @@ module."""
 def of_file(path: Path) -> Engine:
     """Return the engine that the launch file at ``path`` names.
 
-    An unusable file disables only the strategies that need it: its engine refuses every launch with
-    the reason.
+    Raises:
+        LaunchFileError: the file cannot be used.
     """
-    try:
-        return _of(read(path))
-    except LaunchFileError as error:
-        from strategies.engines.alone import Broken
-
-        return Broken(LaunchFile(path=path, kind="", title="cannot be used"), str(error))
+    return _of(read(path))
 
 
 def of_users_file(path: Path) -> Engine:

@@ -7,7 +7,7 @@ A strategy or an engine that needs more than the operators overrides ``observe``
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from strategies.evidence.readings import Observed, Ran, Sent, stored, within, wrapped
@@ -67,26 +67,14 @@ def dtype_of(value: Any) -> str:
 _BESIDE: list[str] = []
 
 
-def observe_step(
-    trained: TrainingRun, parts: Iterable[Strategy], step: Callable[[], None], data: Any = None
-) -> None:
-    """Take ``step`` once while every part watches, and set ``trained.observed``. Fetching samples
-    from ``data`` is no part's work."""
-    with observing(trained, parts, data):
-        step()
-
-
 @contextlib.contextmanager
-def observing(
-    trained: TrainingRun, parts: Iterable[Strategy], data: Any = None, *, engine: bool = True
-) -> Iterator[None]:
-    """Return a context in which every part watches one step, as ``observe_step``; ``engine`` False
-    leaves out what the engine watches."""
+def observing(trained: TrainingRun, parts: Iterable[Strategy], data: Any = None) -> Iterator[None]:
+    """Let every part watch one step, and set ``trained.observed``. Fetching samples from ``data``
+    is no part's work."""
     seen = Observed()
     before = trained.micro_steps
     with contextlib.ExitStack() as stack:
-        if engine:
-            seen.engine = stack.enter_context(trained.engine.observe(trained))
+        seen.engine = stack.enter_context(trained.engine.observe(trained))
         for part in parts:
             seen.notes[part.name] = stack.enter_context(part.observe(trained))
         if "compiled" not in trained.launch.traits:

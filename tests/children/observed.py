@@ -25,7 +25,7 @@ from strategies import CATALOG, sharding
 from strategies.base import NotInForce
 from strategies.engine import TrainingRun
 from strategies.evidence import states
-from strategies.evidence.watching import observe_step
+from strategies.evidence.watching import observing
 
 FOLDER = Path(sys.argv[sys.argv.index("--out") + 1])
 
@@ -106,7 +106,8 @@ def watched_again(trained: TrainingRun, backward: Callable[[Any], None]) -> str:
         backward(states.loss_once(trained))
         trained.micro_steps += 1
 
-    observe_step(trained, (), step)
+    with observing(trained, ()):
+        step()
     return answer(trained.launch.sharding, trained)
 
 

@@ -47,12 +47,17 @@ def evidence(trained: TrainingRun) -> dict[str, Any]:
         looks.append(functools.partial(copies, trained, group=group))
     found = {"gathered_as": shard.gathered_as(trained.module), **together(trained, *looks)}
     named = {"parameters_on", "optimizer_on"} if trained.launch.device == "cpu" else set()
-    seen = trained.observed
-    if seen is not None and seen.ran and seen.engine:
+    if _own_step(trained):
         found |= _wire(trained)
     else:
         named.add("reshard_after_forward")
     return label(found, *named) if named & found.keys() else found
+
+
+def _own_step(trained: TrainingRun) -> bool:
+    """Return whether a step of Headroom's loop was watched: a script may reduce more often."""
+    watched = trained.observed is not None and bool(trained.observed.ran)
+    return watched and "own_loop" not in trained.launch.traits
 
 
 def weights(trained: TrainingRun) -> dict[str, Any]:
@@ -122,7 +127,7 @@ def settings(trained: TrainingRun) -> dict[str, Any]:
         devices = {t.device.type for t in (*kept, *map(local, trained.module.parameters()))}
         demand(devices == {"cpu"}, f"shards are on {sorted(devices)}, expected in host memory")
         facts |= {"parameters_on": "cpu", "optimizer_on": "cpu"}
-    if trained.observed is not None and trained.observed.engine:  # a script has its own settings
+    if "own_loop" not in trained.launch.traits:  # a script has its own settings
         cast = any(g.mp_policy.cast_forward_inputs and g.mp_policy.param_dtype for g in found)
         demand(not cast, "torch casts the model's inputs, timesteps included")
     return facts

@@ -6,7 +6,6 @@ supports FSDP on GPUs only; elsewhere its own code runs after its state is set (
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -102,7 +101,7 @@ class Fsdp(Engine):
         )
 
     def chosen(self, choices: Mapping[str, Any]) -> Fsdp:
-        settings = self.file.settings | choices
+        settings = {**self.file.settings, **choices}
         if not isinstance(settings["replicate"], int) or settings["replicate"] < 2:
             text = f"replicate is {settings['replicate']!r}; a whole number of groups from 2"
             raise ValueError(text)
@@ -259,10 +258,6 @@ class Fsdp(Engine):
     def report(self, trained: TrainingRun) -> EngineReport:
         sizes = tuple(_shard().gradient_bucket_bytes(trained.module))
         return super().report(trained)._replace(gradient_bucket_bytes=sizes)
-
-    def observe(self, trained: TrainingRun) -> contextlib.AbstractContextManager[Any]:
-        # A step of Headroom's own loop: a user's script may reduce gradients more often.
-        return contextlib.nullcontext(True)
 
     def evidence(self, trained: TrainingRun) -> dict[str, Any]:
         from strategies.engines.fsdp import effects

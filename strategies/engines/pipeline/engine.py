@@ -12,7 +12,7 @@ import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from strategies.base import TRAITS
+from strategies.conflicts import TRAITS
 from strategies.engine import Engine
 from strategies.engines.pipeline.schedules import SCHEDULES, Schedule
 from strategies.inventory import Fragment, TensorInventory
@@ -234,9 +234,9 @@ class Pipeline(Engine):
             yield Fragment(name, index, 0, p.numel(), 0)
 
     def whole(self, trained: TrainingRun, parameters: Sequence[Any]) -> Iterator[Any]:
-        from strategies.engines.pipeline import state
+        from strategies.engines.pipeline import stage
 
-        return state.whole(trained, parameters)
+        return stage.whole(trained, parameters)
 
     def held(self, trained: TrainingRun) -> TensorInventory:
         """Count torch's receive buffers, one set a micro-batch, as buckets."""
@@ -244,14 +244,14 @@ class Pipeline(Engine):
         return found._replace(tensors={**found.tensors, "buckets": trained.model.received()})
 
     def save(self, trained: TrainingRun, path: Path) -> None:
-        from strategies.engines.pipeline import state
+        from strategies.engines.pipeline import stage
 
-        state.save(trained, path)
+        stage.save(trained, path)
 
     def load(self, trained: TrainingRun, path: Path) -> None:
-        from strategies.engines.pipeline import state
+        from strategies.engines.pipeline import stage
 
-        state.load(trained, path)
+        stage.load(trained, path)
 
     # ---- evidence ----
 

@@ -4,28 +4,17 @@ import."""
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """A schedule of torch: ``kind`` is its class, ``source`` its paper. ``runs``: runs of blocks a
-    stage, which lie apart in the model."""
+    """A schedule of torch: ``kind`` is its class. ``runs``: runs of blocks a stage, which lie apart
+    in the model."""
 
     kind: str
-    source: str
     runs: int = 1
-
-    def make(self, stages: Sequence[Any], micro: int, loss: Any) -> Any:
-        """Return torch's schedule of ``micro`` micro-batches for torch's stages of this rank.
-        ``loss(output, target)`` is a micro-batch's mean, so gradients are divided by ``micro``."""
-        from torch.distributed import pipelining
-
-        given = list(stages) if self.runs > 1 else stages[0]
-        return getattr(pipelining, self.kind)(given, micro, loss_fn=loss, scale_grads=True)
 
     def fault(self, stages: int, micro: int) -> str | None:
         """Return why ``micro`` micro-batches cannot run on so many stages, with a hint; or None."""
@@ -40,11 +29,9 @@ class Schedule:
 
 
 SCHEDULES = {
-    "gpipe": Schedule("ScheduleGPipe", "Huang et al. 2019 (arXiv:1811.06965)"),
-    "1f1b": Schedule("Schedule1F1B", "Narayanan et al. 2019 (PipeDream, SOSP)"),
-    "interleaved": Schedule(
-        "ScheduleInterleaved1F1B", "Narayanan et al. 2021 (arXiv:2104.04473)", runs=2
-    ),
+    "gpipe": Schedule("ScheduleGPipe"),  # Huang et al. 2019 (arXiv:1811.06965)
+    "1f1b": Schedule("Schedule1F1B"),  # Narayanan et al. 2019 (PipeDream, SOSP)
+    "interleaved": Schedule("ScheduleInterleaved1F1B", runs=2),  # the same, 2021 (arXiv:2104.04473)
 }
 
 

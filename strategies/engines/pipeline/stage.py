@@ -8,12 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch._utils import _flatten_dense_tensors, _take_tensors, _unflatten_dense_tensors
+from torch.distributed import checkpoint, pipelining
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_state_dict,
+    set_state_dict,
+)
 from torch.distributed.pipelining import PipelineStage
 
 from strategies import initial
@@ -21,19 +28,15 @@ from strategies.engines.pipeline.schedules import Schedule, dealt
 from strategies.initial import Draw
 from strategies.subject import Subject
 
+if TYPE_CHECKING:
+    from strategies.engine import TrainingRun
+
 BUCKET = 25 * 2**20
 """Bytes of gradients that are averaged at a time: DDP's bucket size."""
 KEY = "stages_cut"
 """Attribute of a bare model that holds its ``Cut``."""
-
-
-@dataclass(frozen=True)
-class Elsewhere:
-    """A parameter of another stage."""
-
-    shape: torch.Size
-    dtype: torch.dtype
-    requires_grad: bool
+BY_NAME = StateDictOptions(flatten_optimizer_state_dict=True)
+"""Optimizer state by parameter name: its number in a stage's optimizer is no other stage's."""
 
 
 @dataclass
@@ -41,7 +44,8 @@ class Cut:
     """Part of a model that stage ``index`` of ``count`` keeps: ``blocks`` of each of its runs.
 
     ``runs``: runs of blocks in the whole model; run n is on stage n modulo ``count``. ``owners``:
-    parameter name, in the whole model's order -> its stage.
+    parameter name, in the whole model's order -> its stage. ``elsewhere``: those of other stages,
+    on meta.
     """
 
     index: int
@@ -49,7 +53,7 @@ class Cut:
     runs: int
     blocks: dict[int, list[nn.Module]] = field(default_factory=dict)
     owners: dict[str, int] = field(default_factory=dict)
-    elsewhere: dict[str, Elsewhere] = field(default_factory=dict)
+    elsewhere: dict[str, nn.Parameter] = field(default_factory=dict)
 
     @property
     def last(self) -> bool:
@@ -69,39 +73,38 @@ def cut(module: nn.Module, blocks: Sequence[nn.Module], index: int, count: int, 
     """Remove the parts of ``module`` that belong to other stages than ``index``."""
     if KEY in vars(module):
         return vars(module)[KEY]
-    dealt_to = owners(module, blocks, count, runs)
-    made = Cut(index, count, runs, owners=dealt_to)
+    made = Cut(index, count, runs, owners=owners(module, blocks, count, runs))
     for run, (first, end) in enumerate(dealt(len(blocks), runs)):
         if run % count == index:
             made.blocks[run] = list(blocks[first:end])
-    for name, p in module.named_parameters():
-        if dealt_to[name] != index:
-            made.elsewhere[name] = Elsewhere(p.shape, p.dtype, p.requires_grad)
-    kept = {id(block) for own in made.blocks.values() for block in own}
-    foreign = {id(block) for block in blocks} - kept
+    with initial.valueless():
+        for name, p in module.named_parameters():
+            if made.owners[name] != index:
+                empty = torch.empty(p.shape, dtype=p.dtype)
+                made.elsewhere[name] = nn.Parameter(empty, p.requires_grad)
+    foreign = {*blocks}.difference(*made.blocks.values())
     for parent in [*module.modules()]:
         for key, child in [*parent._modules.items()]:
-            if id(child) in foreign:
+            if child in foreign:
                 del parent._modules[key]  # what stays keeps its number
-    ends = ((0, module.ends[0]), ((runs - 1) % count, module.ends[1]))
-    for name in (name for stage, names in ends if stage != index for name in names):
-        setattr(module, name, None)
+    for stage, names in zip((0, (runs - 1) % count), module.ends, strict=True):
+        for name in names if stage != index else ():
+            setattr(module, name, None)
     vars(module)[KEY] = made
     return made
 
 
 def owners(module: nn.Module, blocks: Sequence[nn.Module], count: int, runs: int) -> dict[str, int]:
     """Return the stage of each parameter of a whole model, by name."""
-    places = dealt(len(blocks), runs)
     stage_of = {
-        id(p): run % count
-        for run, (first, end) in enumerate(places)
+        p: run % count
+        for run, (first, end) in enumerate(dealt(len(blocks), runs))
         for block in blocks[first:end]
         for p in block.parameters()
     }
-    before = tuple(module.ends[0])
+    before, last = tuple(module.ends[0]), (runs - 1) % count
     return {
-        name: stage_of.get(id(p), 0 if name.startswith(before) else (runs - 1) % count)
+        name: stage_of.get(p, 0 if name.startswith(before) else last)
         for name, p in module.named_parameters()
     }
 
@@ -113,15 +116,12 @@ def fill(
     device ``on``. All values are drawn in order, so every rank draws the same weights."""
     index, count, runs = place
     dealt_to = owners(module, blocks, count, runs)
-    others = {id(p) for name, p in module.named_parameters() if dealt_to[name] != index}
+    others = {p for name, p in module.named_parameters() if dealt_to[name] != index}
 
     def valued(p: nn.Parameter) -> nn.Parameter:
-        if id(p) not in others:
-            return initial.filled(p, draw, on)
-        waiting = initial.pending(p)
-        if waiting is not None:
+        if p in others and (waiting := initial.pending(p)) is not None:
             draw(waiting.name, p)
-        return p
+        return p if p in others else initial.filled(p, draw, on)
 
     initial.replace(module, valued)
     cut(module, blocks, index, count, runs)
@@ -265,9 +265,8 @@ class Staged(nn.Module):
         losses: list[Tensor] = []
         target = torch.zeros(len(batches)) if self.cut.last else None
         self.schedule.step(target=target, losses=losses, return_outputs=False)
-        device = batches[0].t.device
-        found = torch.stack([x.detach() for x in losses]) if losses else None
-        found = torch.zeros(len(batches), device=device) if found is None else found
+        found = torch.zeros(len(batches), device=batches[0].t.device)
+        found = torch.stack([x.detach() for x in losses]) if losses else found
         last = self.ranks.rank((self.cut.runs - 1) % self.cut.count)
         dist.broadcast(found, src=last, group=self.ranks.pipe)
         self._step = None
@@ -293,10 +292,48 @@ class Staged(nn.Module):
             )
             for run in self.cut.blocks
         ]  # fmt: skip
-        self.schedule = order.make(self.stages, len(batches), lambda out, target: out.sum())
+        # The loss is a micro-batch's mean, so gradients are divided by their number.
+        self.schedule = getattr(pipelining, order.kind)(
+            self.stages if order.runs > 1 else self.stages[0],
+            len(batches),
+            loss_fn=lambda out, target: out.sum(),
+            scale_grads=True,
+        )
 
     def received(self) -> list[Tensor]:
         """Return torch's receive buffers: inputs and gradients of each micro-batch."""
         rooms = [r for s in self.stages for r in (s.args_recv_info, s.grad_recv_info)]
         infos = [info for room in rooms for infos in room.values() for info in infos]
         return [info.buffer for info in infos if info.buffer is not None]
+
+
+# ---- whole parameters, and checkpoints ----
+
+
+def whole(trained: TrainingRun, parameters: Sequence[Any]) -> Iterator[Tensor]:
+    """Yield each of ``parameters`` (values of ``Engine.global_parameters``, alike on all ranks)
+    from its stage, on every rank; it is valid until the next one."""
+    made, ranks, device = trained.model.cut, trained.model.ranks, trained.accelerator.device
+    names = {p: name for name, p in trained.engine.global_parameters(trained).items()}
+    for p in parameters:
+        stage = made.owners[names[p]]
+        found = p.detach() if stage == made.index else torch.empty_like(p, device=device)
+        dist.broadcast(found, src=ranks.rank(stage), group=ranks.pipe)
+        yield found
+
+
+def save(trained: TrainingRun, path: Path) -> None:
+    """Write this stage's parameters and their optimizer state, by the whole model's names; all
+    ranks call it."""
+    model, state = get_state_dict(trained.module, trained.inner_optimizer, options=BY_NAME)
+    checkpoint.save({"model": model, "optimizer": state}, checkpoint_id=path)
+
+
+def load(trained: TrainingRun, path: Path) -> None:
+    """Read what ``save`` wrote; all ranks call it."""
+    module, optimizer = trained.module, trained.inner_optimizer
+    model, state = get_state_dict(module, optimizer, options=BY_NAME)
+    found = {"model": model, "optimizer": state}
+    checkpoint.load(found, checkpoint_id=path)  # puts other values into ``found``
+    given = {"model_state_dict": found["model"], "optim_state_dict": found["optimizer"]}
+    set_state_dict(module, optimizer, **given, options=BY_NAME)

@@ -288,7 +288,8 @@ class Zero(Engine):
         )
 
     def observe(self, trained: TrainingRun) -> contextlib.AbstractContextManager[Any]:
-        return effects.observe(trained)
+        own = "own_loop" in trained.launch.traits  # it may step without this engine's model
+        return contextlib.nullcontext() if own else effects.observe(trained)
 
     def evidence(self, trained: TrainingRun) -> dict[str, Any]:
         return effects.evidence(trained)
