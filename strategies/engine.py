@@ -429,7 +429,6 @@ class TrainingRun:
     optimizer_steps: int = 0
     resumed_steps: int = 0
     micro_steps: int = 0
-    sampling: bool = False
     gradient_norm: Callable[[], Any] | None = None
     supervise: Callable[[Callable[[Any], Any], Any, Mapping[str, Any]], Any] | None = None
     ops: set[str] = field(default_factory=set)

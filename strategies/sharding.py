@@ -70,9 +70,7 @@ class Sharding(Strategy):
             self.engine("cuda").chosen(self.choices)
 
     def out_of_place(self, launch: RunContext) -> str | None:
-        alone = "one_process" in launch.engine.traits
-        together = "replicas" in launch.engine.traits and "cut_samples" in launch.traits
-        draws = launch.workload == SAMPLE and (alone or together)
+        draws = launch.workload == SAMPLE and "one_process" in launch.engine.traits
         return None if draws else super().out_of_place(launch)
 
     def requires(self, launch: RunContext) -> tuple[str, ...]:

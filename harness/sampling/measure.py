@@ -23,7 +23,7 @@ from harness.resolve import Resolved
 from harness.result import Check, Drawn, Result
 from harness.subjects.objectives import guided, objective_of
 from harness.worker import audit as grid
-from harness.worker.audit import collect_evidence, gather
+from harness.worker.audit import collect_evidence
 from harness.worker.measure import altered, begin, measured_rank, result_of, traced_steps
 from harness.worker.passes import Bench, measured_steps
 from harness.worker.status import Reporter
@@ -31,7 +31,6 @@ from strategies.engine import TrainingRun
 from strategies.evidence.rules import relative_error
 from strategies.evidence.watching import observing
 from strategies.initial import keyed
-from strategies.parallel.sequence.attention import Indices, join
 
 NOISE = "noise of a batch of samples"
 
@@ -49,11 +48,10 @@ def noise_of(resolved: Resolved) -> Tensor:
 
 @dataclass(kw_only=True)
 class Drawing:
-    """One rank's sampler. Ranks that share samples each have all of the noise, and draw the same.
+    """A sampler.
 
     ``calls``: samples of each call of the model in the last batch. ``drawn``: its output.
-    ``began``: a hash of the first call's input. ``indices``: positions of the ranks' parts in
-    an output.
+    ``began``: a hash of the first call's input.
     """
 
     resolved: Resolved
@@ -63,7 +61,6 @@ class Drawing:
     calls: list[int] = field(default_factory=list)
     drawn: Tensor | None = None
     began: str = ""
-    indices: Indices = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         device = self.trained.accelerator.device
@@ -98,9 +95,7 @@ class Drawing:
         if self.began == "unseen":
             self.began = digest(x[: len(self.labels_B)])
         trained = self.trained
-        out = trained.subject.predict(trained.model, trained.cut(x), t_B, conditions)
-        if trained.launch.layout.sequence > 1:
-            out = join(trained, out, x, self.indices)
+        out = trained.subject.predict(trained.model, x, t_B, conditions)
         return out.float()  # the two halves are far larger than their difference
 
     def step(self) -> None:
@@ -136,18 +131,17 @@ def audit(resolved: Resolved, drawing: Drawing, kept: Tensor) -> list[Check]:
 
     Args:
         drawing: after a watched batch.
-        kept: this rank's samples of the last timed batch. Every rank must call this.
+        kept: the samples of the last timed batch.
     """
     spec, trained = resolved.spec, drawing.trained
     accelerator, shape = trained.accelerator, resolved.subject.data.sample_shape
     apart = relative_error(drawing.drawn.double(), kept.double())
     gradients = [p for p in trained.module.parameters() if p.requires_grad or p.grad is not None]
-    ranks = gather(trained, digest(kept))
     halves = 1 if spec.scale == 1 else 2  # guidance: with conditions, and without
     asked_calls = {str(halves * spec.global_batch): resolved.evaluations}
     found_calls = {str(size): count for size, count in Counter(drawing.calls).items()}
     rows = [
-        ("processes", spec.processes, accelerator.num_processes),
+        ("processes", 1, accelerator.num_processes),
         ("device", spec.device, accelerator.device.type),
         ("engine", resolved.launch.engine.file.kind, accelerator.distributed_type.value),
         ("samples", [spec.global_batch, *shape], list(kept.shape)),
@@ -158,8 +152,6 @@ def audit(resolved: Resolved, drawing: Drawing, kept: Tensor) -> list[Check]:
         ("parameters with a gradient", 0, len(gradients)),
         ("samples drawn again are equal", True, apart <= AGAIN),
     ]
-    if len(ranks) > 1:
-        rows.append(("variants of the ranks' samples", 1, len(set(ranks))))
     return [Check(name=n, asked=a, found=f, ok=a == f) for n, a, f in rows]
 
 
@@ -186,10 +178,7 @@ class DrawingBench(Bench):
 
 
 def measure(resolved: Resolved, folder: Path, reporter: Reporter) -> Result | None:
-    """Draw samples from noise and measure them, on one process or on ranks that share each sample.
-
-    The result is on rank 0, None elsewhere.
-    """
+    """Draw samples from noise on one process, and measure them."""
     started = datetime.now(UTC).isoformat(timespec="seconds")
     begun = begin(resolved, folder, reporter)
     drawing = Drawing(resolved=resolved, trained=begun.run.trained)
@@ -205,9 +194,7 @@ def measure(resolved: Resolved, folder: Path, reporter: Reporter) -> Result | No
     evidence, checks = collect_evidence(resolved, drawing.trained)
     checks = touched + checks + audit(resolved, drawing, kept)
     reporter.enter("save")
-    ranks = gather(drawing.trained, measured_rank(bench, categories))
-    if not bench.accelerator.is_main_process:
-        return None
+    ranks = [measured_rank(bench, categories)]
     grid.write_grid(kept, folder / PICTURE, COLUMNS, grey=resolved.spec.data == "digits")
     result = result_of(bench, ranks, [], checks, {"started": started, "evidence": evidence})
     result.parameters = resolved.subject.parameters  # packed codes are fewer than the weights

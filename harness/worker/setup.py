@@ -338,7 +338,6 @@ def prepare(
         launch=launch,
         settings=resolved.settings,
         attached={},
-        sampling=feed is None,
     )
     for part in recipe.strategies:
         attachment = part.attach(trained)

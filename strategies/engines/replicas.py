@@ -47,10 +47,8 @@ class Replicas(Engine):
     def held(self, trained: TrainingRun) -> TensorInventory:
         """Return the inventory with the bytes of DDP's gradient buckets, which live in C++.
 
-        Storages that a communication hook has seen are not hidden. Sampling has no buckets.
+        Storages that a communication hook has seen are not hidden.
         """
-        if trained.sampling:
-            return super().held(trained)
         logged = trained.model._get_ddp_logging_data()
         sizes = logged.get("rebuilt_bucket_sizes") or logged["bucket_sizes"]
         hooks = (getattr(state, "storages", ()) for _, state in trained.model._comm_hooks)
@@ -58,15 +56,9 @@ class Replicas(Engine):
         return super().held(trained)._replace(hidden=size, seen=frozenset().union(*hooks))
 
     def evidence(self, trained: TrainingRun) -> dict[str, Any]:
-        """Return DDP's class and its effect: replicas that saw other samples are equal.
-
-        In sampling nothing is wrapped or averaged, and the replicas are equal from the start.
-        """
+        """Return DDP's class and its effect: replicas that saw other samples are equal."""
         from torch.nn.parallel import DistributedDataParallel
 
         kind = type(trained.model).__name__
-        if trained.sampling:
-            demand(trained.model is trained.module, f"the model is a {kind}")
-            return {"wrapper": "none", **copies(trained, "the ranks draw different samples")}
         demand(isinstance(trained.model, DistributedDataParallel), f"the model is a {kind}")
         return {"wrapper": kind, **copies(trained)}

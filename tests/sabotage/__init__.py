@@ -197,16 +197,6 @@ def positions_of_the_first_part(run: Run) -> None:
     trained.subject.take_part(trained.module, 0, trained.launch.layout.sequence)
 
 
-def parts_not_joined(run: Run) -> None:
-    """Use each rank's own part of the output for all parts."""
-    from harness.sampling import measure
-
-    def own_alone(trained: Any, part: Any, samples: Any, known: Any) -> Any:
-        return part.repeat(1, 1, trained.launch.layout.sequence, 1)
-
-    measure.join = own_alone
-
-
 def samples_of_their_own(run: Run) -> None:
     """Give ranks that should share samples parts of different samples."""
     layout, batches = run.trained.launch.layout, run.feed.micro_batches
@@ -277,8 +267,6 @@ SHARED = named(
     gradients_not_averaged,
 )
 """Name -> change to a run of ``ddp+sp`` before its first step."""
-DRAWN = named(attention_of_own_tokens, positions_of_the_first_part, parts_not_joined)
-"""Name -> change to ranks of ``ddp+sp`` before they load samples."""
 CUT = named(heads_dealt_as_they_lie, products_not_summed, gradients_not_summed)
 """Name -> change to a run of ``fsdp2+tp`` before its first step."""
 
@@ -359,5 +347,5 @@ SABOTAGES = named(
     average_a_step_late,
 )
 """Name -> change to a run before its first step."""
-ALL = SABOTAGES | RANKS | SHARED | DRAWN | CUT | SHARDS | STAGES
+ALL = SABOTAGES | RANKS | SHARED | CUT | SHARDS | STAGES
 """Name -> change, for the worker's hook (``harness.worker.measure.altered``)."""

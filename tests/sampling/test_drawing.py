@@ -24,30 +24,20 @@ from harness.result import Result, Status, load
 from harness.spec import Spec, SpecError
 from harness.worker import setup
 from strategies.base import Conflict
-from tests.sabotage import DRAWN as DRAWN_APART
 
-PREDICTED = ("single", "single+int8", "ddp+sp")
-TOGETHER = "ddp+sp"
-"""Two ranks that draw the same samples."""
+PREDICTED = ("single", "single+int8")
 RECIPES = (*PREDICTED, "single+nf4")
-NOTICED = {
-    "attention_of_own_tokens": {"evidence: sp"},
-    "positions_of_the_first_part": set(),
-    "parts_not_joined": {"evidence: sp", "variants of the ranks' samples"},
-}
 BASE = dataclasses.replace(DRAWN, model="DiT-T/4", warmup=1, steps=2)
 
 
 def spec_of(recipe: str, **fields) -> Spec:
-    ranks = 2 if recipe.startswith("ddp") else 1
-    return dataclasses.replace(BASE, recipe=recipe, processes=ranks, **fields)
+    return dataclasses.replace(BASE, recipe=recipe, processes=1, **fields)
 
 
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory) -> dict[str, Result]:
     folder = tmp_path_factory.mktemp("drawn")
     cases = {recipe: Case(spec_of(recipe)) for recipe in RECIPES}
-    cases |= {name: Case(spec_of("ddp+sp"), ("--sabotage", name)) for name in DRAWN_APART}
     rows = OnDemand(lambda name: launched_together({name: cases[name]}, folder)[name])
     assert rows["single"] and (folder / "single" / "samples.png").stat().st_size > 1000
     return rows
@@ -65,15 +55,13 @@ def test_a_run_is_audited_and_has_what_a_report_wants(recipe, rows):
     assert [check for check in found.audit if not check.ok] == []
     names = {check.name for check in found.audit}
     assert {"samples", "calls of the model", "noise", "samples finite"} <= names
-    (rank, *others), told = found.ranks, found.drawn
-    assert len(others) == found.spec.processes - 1
+    (rank,), told = found.ranks, found.drawn
     assert len(rank.step_seconds) == 2
     assert {"load", "prepare", "first_step", "steady"} == set(rank.phases)
     assert rank.categories.total > rank.categories.parameters > 0
     assert rank.categories.gradients == rank.categories.optimizer_state == 0
     assert figures.latents(found).shape == (2, 4, 32, 32) and told.labels == [0, 1]
     assert told.evaluations == 4 and found.flops_per_step > 0 and found.losses == []
-    assert ("variants of the ranks' samples" in names) == bool(others)
 
 
 def test_the_report_compares_what_was_drawn(rows):
@@ -82,7 +70,6 @@ def test_the_report_compares_what_was_drawn(rows):
     report = build(results, [], suite)
     (group,) = report.groups
     verdicts = {r.label: r.versus.parity for r in group.rows}
-    assert verdicts[TOGETHER] == "equal"
     assert verdicts["single+int8"] == verdicts["single+nf4"] == "by design"
     away = {r.label: r.drawn.away for r in group.rows}
     assert away["single"] is None and "single" in {r.label for r in group.rows}
@@ -101,25 +88,6 @@ def test_a_row_that_promised_the_same_and_drew_otherwise_differs(rows):
     same = dataclasses.replace(liar, drawn=row(rows, "single").drawn)
     assert figures.against(same, row(rows, "single")).word == "equal"
     assert figures.distance(same, row(rows, "single")) == 0
-
-
-def test_ranks_that_draw_together_show_it(rows):
-    found = row(rows, TOGETHER)
-    facts = found.evidence["sp"]
-    assert facts["joined_predictions"] == 4 and facts["tokens_inside"] == 64
-    assert facts["heads_inside"] == 2 and facts["exchanges_an_attention"] == {"forward": 4.0}
-    half, whole = (row(rows, r).ranks[0].categories for r in ("ddp+sp", "single"))
-    assert half.workspace < 0.6 * whole.workspace and half.parameters == whole.parameters
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("name", DRAWN_APART)
-def test_ranks_that_do_not_draw_together_are_noticed(name, rows):
-    found = rows[name]
-    assert found.status is Status.VOID, found.log_tail
-    failed = {check.name for check in found.audit if not check.ok}
-    assert failed - {"untouched"} == NOTICED[name]
-    assert figures.against(found, row(rows, "single")).word == "DIFFERS", "the samples tell too"
 
 
 @pytest.mark.parametrize(("word", "value"), [("seed", 1), ("cfg_scale", 4.0)])

@@ -122,7 +122,8 @@ def test_each_strategy_is_refused_where_it_has_no_effect(name):
         ("zero1", SAMPLE, ["zero1", "no optimizer state", "take single"]),
         ("single+fp16", SAMPLE, ["fp16", "no loss to scale", "fp16_pure"]),
         ("single+lora", SAMPLE, ["lora", "merge lora", "--weights"]),
-        ("fsdp2+sp", SAMPLE, ["fsdp2: samples are drawn", "take single, or ddp+sp"]),
+        ("single+sp", SAMPLE, ["sp: samples are drawn by one process", "leave it out"]),
+        ("ddp", SAMPLE, ["ddp: samples are drawn by one process", "take single"]),
         ("single+int8", TRAIN, ["int8", "no gradient", "qlora"]),
     ],
 )
@@ -130,13 +131,6 @@ def test_what_is_out_of_place_is_refused_by_name(text, workload, words):
     spec = dataclasses.replace(DRAWN if workload == SAMPLE else TINY, recipe=text)
     found = str(resolve(dataclasses.replace(spec, processes=1)).refusal)
     assert [word for word in words if word not in found] == []
-
-
-def test_ranks_that_draw_together_are_one_group():
-    spec = dataclasses.replace(DRAWN, recipe="ddp+sp", processes=2)
-    assert resolve(spec).refusal is None
-    found = str(resolve(dataclasses.replace(spec, processes=4)).refusal)
-    assert "several groups" in found and "--processes 2" in found
 
 
 @pytest.mark.parametrize("name", [*ABSENT, "Flash-Decoding"])

@@ -29,14 +29,11 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from strategies.activations.runners import runner_of, surround
-from strategies.engine import TrainingRun
 from strategies.subject import Subject
 
 Attended = Callable[[Tensor, Tensor, Tensor], Tensor]
 HEADS, TOKENS = 1, 2
 """Axes of queries, keys and values [B, N, T, K]."""
-MASK = "uint8"
-"""Type in which masks travel."""
 COLLECTIVES = 4
 """All-to-alls around one attention in forward, and as many in backward: q, k, v and the output."""
 
@@ -139,29 +136,3 @@ def connect(module: Any, subject: Subject, group: Any) -> None:
         return
     for layer in subject.attentions(module):
         layer.attend = Ulysses(layer.attend, group)
-
-
-# ---- whole outputs, for drawing samples ----
-
-JOIN = "_allgather_base_"
-"""torch's name of the collective by which ``join`` gathers."""
-Indices = dict[tuple[int, ...], list[Tensor]]
-"""Shape of one sample's output -> flat index of each part's elements in it."""
-
-
-def join(trained: TrainingRun, part: Tensor, samples: Tensor, known: Indices) -> Tensor:
-    """Gather the output for whole ``samples`` [B, C, ...] from this rank's ``part`` [B, ...] of it
-    (``Subject.cut``); all ranks call it and get the same. The output may have other channels than
-    the samples (learned variance). ``known`` caches indices between calls."""
-    parts = trained.launch.layout.sequence
-    got = part.new_empty((parts * len(part), *part.shape[1:]))
-    dist.all_gather_into_tensor(got, part.contiguous())
-    whole = part.new_empty((len(part), part.shape[1], *samples.shape[2:]))
-    shape = tuple(whole.shape[1:])
-    if shape not in known:
-        # The subject cuts numbered elements: so it tells their order, however it cuts.
-        numbers = torch.arange(whole[0].numel(), device=part.device).view(1, *shape)
-        known[shape] = [trained.subject.cut(numbers, i, parts).flatten() for i in range(parts)]
-    for indices, each in zip(known[shape], got.chunk(parts), strict=True):
-        whole.flatten(1).index_copy_(1, indices, each.flatten(1))
-    return whole

@@ -24,8 +24,7 @@ def evidence(trained: TrainingRun) -> dict[str, Any]:
     """
     if trained.observed is None or not trained.observed.ran:
         return {}
-    looks = (_inside, _exchanges, _joins) if trained.sampling else (_inside, _exchanges)
-    return together(trained, *(partial(look, trained) for look in looks))
+    return together(trained, partial(_inside, trained), partial(_exchanges, trained))
 
 
 def attention_operands(trained: TrainingRun) -> set[tuple[int, int, int]]:
@@ -63,7 +62,7 @@ def _exchanges(trained: TrainingRun) -> dict[str, Any]:
     times = trained.observed.micro_steps * len(calls)
     traits, counts = trained.launch.traits, {}
     sent = [s.phase for s in trained.observed.sent if s.collective == "alltoall_base_"]
-    for phase in ("forward",) if trained.sampling else ("forward", "backward"):
+    for phase in ("forward", "backward"):
         low = high = attention.COLLECTIVES * times
         if phase == "backward" and "recomputes" in traits:
             high *= 2
@@ -73,11 +72,3 @@ def _exchanges(trained: TrainingRun) -> dict[str, Any]:
         demand(low <= found <= high, f"{found} all-to-alls in {phase}, expected {low} to {high}")
         counts[phase] = found / times
     return {"exchanges_an_attention": counts}
-
-
-def _joins(trained: TrainingRun) -> dict[str, int]:
-    """Check that each output of the watched batch was joined once."""
-    seen, calls = trained.observed, trained.observed.micro_steps
-    sent = [s for s in seen.sent if s.collective == attention.JOIN and s.dtype != attention.MASK]
-    demand(len(sent) == calls, f"{len(sent)} outputs were joined, expected {calls}")
-    return {"joined_predictions": calls}

@@ -11,7 +11,6 @@ from strategies.engine import RunContext, TrainingRun
 from strategies.parallel.groups import uneven
 from strategies.strategy import Strategy
 from strategies.subject import Subject
-from strategies.workloads import BOTH, TRAIN
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,12 +23,11 @@ class SequenceParallel(Strategy):
 
     Heads are exchanged for tokens around attention (Ulysses), so heads must divide by ``ranks``.
     The engine averages gradients over all ranks. The global batch is divided among the groups
-    alone. When samples are drawn, one group draws them and joins the outputs of its ranks.
+    alone.
     """
 
     name: ClassVar[str] = "sp"
     slot: ClassVar[Slot] = Slot.SEQUENCE
-    workloads: ClassVar[tuple[str, ...]] = BOTH
     source: ClassVar[str] = "Jacobs et al. 2023, DeepSpeed Ulysses (arXiv:2309.14509)"
 
     ranks: int = 2
@@ -42,12 +40,9 @@ class SequenceParallel(Strategy):
         return frozenset({"cut_samples"})
 
     def refuses(self, launch: RunContext) -> str | None:
-        subject, count = launch.subject, launch.processes
+        subject = launch.subject
         if odd := super().refuses(launch) or uneven(launch):
             return odd
-        if launch.workload != TRAIN and launch.layout.data > 1:
-            text = f"{count} processes are several groups, and one draws all samples"
-            return f"{text}; use --processes {self.ranks}, or ranks={count}"
         if "stripes" not in subject.parts:
             return subject.lacks("stripes", "leave sp out")
         if "attend" not in subject.parts:
