@@ -20,8 +20,9 @@ from strategies.base import Settings, Sizes
 from strategies.evidence.readings import Observed, stored, tensors
 from strategies.inventory import (
     EngineReport,
-    Fragment,
     ParameterPart,
+    Piece,
+    Shard,
     TensorInventory,
     TracePoints,
 )
@@ -274,23 +275,14 @@ class Engine:
         groups = trained.inner_optimizer.param_groups
         return [p for group in groups for p in group["params"]]
 
-    def shards(self, trained: TrainingRun) -> Iterator[tuple[int, torch.Tensor]]:
-        """Yield (index, tensor) for each of ``optimized``, in the order of the trained parameters;
-        swapped ones are in memory until the next is requested."""
-        yield from enumerate(p for p in trained.module.parameters() if p.requires_grad)
-
-    def state_of(self, trained: TrainingRun, shard: torch.Tensor) -> Mapping[str, Any]:
-        """Return this rank's optimizer state of one of the ``shards``; empty if there is none."""
-        states = trained.inner_optimizer.state
-        return states.get(shard) or states.get(getattr(shard, "on_device", shard), {})
-
-    def fragments(self, trained: TrainingRun) -> Iterator[Fragment]:
-        """Yield the places of this rank's share of each trained parameter in its ``shards``; over
-        all ranks each element occurs once."""
-        if trained.accelerator.is_main_process:
-            named = [(n, p) for n, p in trained.module.named_parameters() if p.requires_grad]
-            for index, (name, p) in enumerate(named):
-                yield Fragment(name, index, 0, p.numel(), 0)
+    def shards(self, trained: TrainingRun) -> Iterator[Shard]:
+        """Yield each of ``optimized``, in the order of the trained parameters; the tensor of a
+        swapped one is in memory until the next is requested."""
+        first, states = trained.accelerator.is_main_process, trained.inner_optimizer.state
+        named = [(n, p) for n, p in trained.module.named_parameters() if p.requires_grad]
+        for index, (name, p) in enumerate(named):
+            state = states.get(p) or states.get(getattr(p, "on_device", p), {})
+            yield Shard(index, p, state, [Piece(name, 0, p.numel(), 0)] if first else ())
 
     def whole(self, trained: TrainingRun, parameters: Sequence[Any]) -> Iterator[Any]:
         """Yield the parameters (of ``global_parameters``) one at a time, each whole until the next

@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 
-class Fragment(NamedTuple):
-    """Piece of the parameter ``name`` in this rank's ``shard``: ``numel`` elements, from ``start``
-    of the shard and from ``offset`` of the flattened parameter, which may have several."""
+class Piece(NamedTuple):
+    """Part of the parameter ``name``: ``numel`` elements, from ``start`` of a shard and from
+    ``offset`` of the flattened parameter, which may have several."""
 
     name: str
-    shard: int
     start: int
     numel: int
     offset: int
+
+
+class Shard(NamedTuple):
+    """Tensor that the optimizer updates on this rank (a parameter, or a piece of several such as a
+    flat float32 master), the optimizer's ``state`` of it, and the ``pieces`` of parameters in it
+    that this rank answers for: over all ranks each element is in one piece."""
+
+    number: int
+    tensor: Any
+    state: Mapping[str, Any]
+    pieces: Sequence[Piece]
 
 
 class TensorInventory(NamedTuple):

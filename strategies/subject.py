@@ -49,21 +49,12 @@ PARTS = {
 
 - ``attend``: the layers of ``attentions`` compute by an attribute ``attend(q, k, v)``.
 - ``chain``: the module runs its blocks by one call of an attribute ``run_blocks(blocks, *given)``.
-- ``ends``: the module has the part "chain" and three more members. ``enter(*given)`` returns the
-  tensors that its blocks take; ``leave(*tensors, *given)`` returns the module's result from those;
-  ``ends`` names the modules and parameters that each of the two uses. Blocks return the first
-  tensor anew.
-- ``halves``: a block's ``attn`` has ``qkv``, ``proj``, ``num_heads``, its ``mlp`` ``fc1``, ``fc2``;
-  ``adaLN_modulation`` returns the condition's modulation, equal for all tokens.
 - ``layers``: some blocks have modules of each kind in ``LAYERS``, whatever the model's size.
-- ``head``, ``label_table``: the results of the methods of these names.
-- ``sized``: ``sized`` returns the same model in another size.
-- ``stripes``: ``rows`` limits the number of parts of a sample; ``cut`` and ``take_part`` cut it.
 - ``token_blocks``: ``groups`` is one ``ModuleList`` of blocks (tokens [B, T, D], condition), which
   return tokens.
-- ``tp_plan``: the module's class has ``_tp_plan``, as Flux of diffusers.
-- ``vocabulary``: the layer that ``vocabulary`` returns computes by an attribute ``cross_entropy``
-  (``strategies.losses.functions``).
+- ``vocabulary``: the layer that ``vocabulary`` returns computes by an attribute ``cross_entropy``.
+
+docs/adding/model.md has what the others need; ``head`` and ``label_table`` are methods.
 """
 
 

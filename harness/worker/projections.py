@@ -29,7 +29,6 @@ from strategies.evidence import states
 if TYPE_CHECKING:
     from harness.data.feed import Batch, Feed
     from strategies.engine import TrainingRun
-    from strategies.inventory import Fragment
 
 
 SIGNS = 4
@@ -75,24 +74,21 @@ def sums(trained: TrainingRun, *, weights_alone: bool = False) -> dict[str, Sums
     The parameters are those that the optimizer updates. Before the first step only the
     ``weights_alone`` are meaningful. Every rank must call it, because swapped shards are read.
     """
-    pieces: dict[int, list[Fragment]] = {}
-    for fragment in trained.engine.fragments(trained):
-        pieces.setdefault(fragment.shard, []).append(fragment)
     averages = [a for kept in trained.attached.values() for a in kept.averages()]
     tables: dict[torch.device, torch.Tensor] = {}
     found: dict[str, Sums] = {"weights": {}, "moment": {}, "average": {}}
-    for index, shard in trained.engine.shards(trained):
-        held = {"weights": shard}
+    for shard in trained.engine.shards(trained):
+        held = {"weights": shard.tensor}
         if not weights_alone:
-            held["moment"] = states.first_moment(trained, shard)
-            held["average"] = averages[index] if averages else None
+            held["moment"] = states.first_moment(shard)
+            held["average"] = averages[shard.number] if averages else None
         for kind, tensor in held.items():
-            for fragment in pieces.get(index, ()) if tensor is not None else ():
-                name = _plain(fragment.name)
+            for piece in shard.pieces if tensor is not None else ():
+                name = _plain(piece.name)
                 if tensor.device not in tables:
                     tables[tensor.device] = signs(tensor.device)
-                flat = tensor.detach().reshape(-1)[fragment.start :][: fragment.numel]
-                total = project(flat, name, fragment.offset, tables[tensor.device]).cpu()
+                flat = tensor.detach().reshape(-1)[piece.start :][: piece.numel]
+                total = project(flat, name, piece.offset, tables[tensor.device]).cpu()
                 found[kind][name] = found[kind].get(name, 0) + total
     return found
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import torch
 
     from strategies.engine import Engine
+    from strategies.inventory import Shard
 
 
 def agree(trained: TrainingRun, **wanted: Any) -> None:
@@ -45,21 +46,20 @@ def each_count(trained: TrainingRun) -> list[int]:
     """Return the step count (0: none) in the state of each weight, or piece, that this rank's
     optimizer updates; empty if no state has a count."""
     counts = [
-        int(trained.engine.state_of(trained, weight).get("step", 0))
-        for _, weight in trained.engine.shards(trained)
-        if weight.numel()
+        int(shard.state.get("step", 0))
+        for shard in trained.engine.shards(trained)
+        if shard.tensor.numel()
     ]
     return counts if any(counts) else []
 
 
-def first_moment(trained: TrainingRun, weight: torch.Tensor) -> torch.Tensor | None:
-    """Return the running mean of the gradients of a weight, or piece, that the optimizer updates;
-    None if it keeps none as plain numbers."""
-    state = trained.engine.state_of(trained, weight)
-    named = (state.get(name) for name in ("exp_avg", "momentum_buffer"))
+def first_moment(shard: Shard) -> torch.Tensor | None:
+    """Return the running mean of the gradients of what the optimizer updates; None if it keeps
+    none as plain numbers."""
+    named = (shard.state.get(name) for name in ("exp_avg", "momentum_buffer"))
     found: Any = next((moment for moment in named if moment is not None), None)
     plain = found is not None and found.is_floating_point() and not wrapped((type(found),))
-    return found if plain and found.numel() == weight.numel() else None
+    return found if plain and found.numel() == shard.tensor.numel() else None
 
 
 def steps(trained: TrainingRun) -> int:

@@ -87,7 +87,7 @@ class Average(Attachment):
         self.swapped = "swapped_weights" in trained.launch.traits
         self.shards: list[Any] = []
         self.staging: Staging | None = None
-        for _, master in trained.engine.shards(trained):
+        for _, master, *_ in trained.engine.shards(trained):
             self.shards.append(master.detach().float().clone().to(device))
             self._stage(master)
         self.start = self.followed(self.shards[0])
@@ -103,7 +103,7 @@ class Average(Attachment):
 
         weight, here, there = 1 - self.decay, [], []
         with torch.no_grad():
-            for index, master in self.trained.engine.shards(self.trained):
+            for index, master, *_ in self.trained.engine.shards(self.trained):
                 mine, theirs = self.shards[index], master.detach()
                 if (theirs.device, theirs.dtype) != (mine.device, torch.float32):
                     self._follow(mine, theirs, weight)
@@ -163,16 +163,17 @@ class Average(Attachment):
 
         device, first = self.trained.accelerator.device, self.trained.accelerator.is_main_process
         pieces: dict[str, list[Any]] = {}
-        for piece in self.trained.engine.fragments(self.trained):
-            pieces.setdefault(piece.name, []).append(piece)
+        for shard in self.trained.engine.shards(self.trained):
+            for piece in shard.pieces:
+                pieces.setdefault(piece.name, []).append((self.shards[shard.number], piece))
         state = {}
         for name, p in self.trained.engine.global_parameters(self.trained).items():
             if not p.requires_grad:
                 continue
             shape = self.trained.engine.part(p).shape
             whole = torch.zeros(shape.numel(), device=device)
-            for f in pieces.get(name, ()):
-                part = self.shards[f.shard].flatten()[f.start : f.start + f.numel]
+            for mine, f in pieces.get(name, ()):
+                part = mine.flatten()[f.start : f.start + f.numel]
                 whole[f.offset : f.offset + f.numel] = part.to(device)
             if self.trained.launch.processes > 1:
                 torch.distributed.reduce(whole, dst=0)
@@ -225,7 +226,7 @@ class Ema(Strategy):
     def _moved(self, trained: TrainingRun, average: Average) -> None:
         """Demand that the average has followed the weights, and is not the weights."""
         shards = trained.engine.shards(trained)
-        (weights,) = [average.followed(p).cpu() for index, p in shards if index == 0]
+        (weights,) = [average.followed(p).cpu() for index, p, *_ in shards if index == 0]
         kept, start = average.followed(average.shards[0]).cpu(), average.start.cpu()
         # A float32 average stands still under steps below an ulp of it.
         step = (weights - start).abs() * (1 - average.decay)

@@ -59,7 +59,7 @@ class Flat:
             # ``data`` has a version counter of its own: a step of one weight is none of its
             # neighbors.
             host, here = (nn.Parameter(v.data, p.requires_grad) for v in (mine, there))
-            host.on_device = here  # read by Engine.state_of
+            host.on_device = here  # read by Engine.shards
             self.weights.append(Weight(owner, name, host, here))
         self.release()
 

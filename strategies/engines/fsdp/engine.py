@@ -15,8 +15,8 @@ from strategies.engine import Engine, Workload
 from strategies.evidence.readings import stored
 from strategies.inventory import (
     EngineReport,
-    Fragment,
     ParameterPart,
+    Shard,
     TensorInventory,
     TracePoints,
 )
@@ -216,14 +216,15 @@ class Fsdp(Engine):
     def optimized(self, trained: TrainingRun) -> list[torch.Tensor]:
         return [_shard().local(p) for p in super().optimized(trained)]
 
-    def shards(self, trained: TrainingRun) -> Iterator[tuple[int, torch.Tensor]]:
-        for index, parameter in super().shards(trained):
-            yield index, _shard().local(parameter)
+    def shards(self, trained: TrainingRun) -> Iterator[Shard]:
+        from strategies.parallel.tensor import parallelize
 
-    def state_of(self, trained: TrainingRun, shard: torch.Tensor) -> Mapping[str, Any]:
-        local, state = _shard().local, trained.inner_optimizer.state
-        found = (state.get(p, {}) for p in trained.module.parameters() if local(p) is shard)
-        return {name: local(value) for name, value in next(found, {}).items()}
+        pieces = parallelize.pieces if trained.launch.layout.tensor > 1 else _shard().pieces
+        local, states = _shard().local, trained.inner_optimizer.state
+        named = [(n, p) for n, p in trained.module.named_parameters() if p.requires_grad]
+        for index, (name, p) in enumerate(named):
+            state = {key: local(value) for key, value in states.get(p, {}).items()}
+            yield Shard(index, local(p), state, [*pieces(name, p)])
 
     def trace_points(self, trained: TrainingRun) -> TracePoints:
         """Return the gathered parameters as leaves; they exist from the first forward on."""
@@ -231,13 +232,6 @@ class Fsdp(Engine):
 
     def part(self, parameter: Any) -> ParameterPart:
         return ParameterPart(_shard().local(parameter), parameter.shape)
-
-    def fragments(self, trained: TrainingRun) -> Iterator[Fragment]:
-        from strategies.parallel.tensor import parallelize
-
-        places = parallelize if trained.launch.layout.tensor > 1 else _shard()
-        named = [(n, p) for n, p in trained.module.named_parameters() if p.requires_grad]
-        return places.fragments(named)
 
     def whole(self, trained: TrainingRun, parameters: Sequence[Any]) -> Iterator[Any]:
         from strategies.parallel.tensor import parallelize

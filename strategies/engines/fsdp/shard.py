@@ -19,7 +19,7 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 
 from strategies import initial
 from strategies.initial import Draw
-from strategies.inventory import AllocationScope, Fragment
+from strategies.inventory import AllocationScope, Piece
 from strategies.launch_file import Layout
 from strategies.parallel.tensor.parallelize import AXIS, parallelize, plan
 
@@ -233,15 +233,11 @@ def gradient_bucket_bytes(module: nn.Module) -> list[int]:
     ]
 
 
-def fragments(named: Sequence[tuple[str, Any]]) -> Iterator[Fragment]:
-    """Yield the rows of each parameter; of replica groups only the first's."""
-    for index, (name, p) in enumerate(named):
-        mesh, placements = p.device_mesh, p.placements
-        if mesh.ndim > 1 and mesh.get_local_rank(0) != 0:
-            continue
-        _, start = compute_local_shape_and_global_offset(p.shape, mesh, placements)
-        row = p.shape[1:].numel()
-        yield Fragment(name, index, 0, local(p).numel(), start[0] * row)
+def pieces(name: str, p: Any) -> Iterator[Piece]:
+    """Yield the rows of a parameter; of replica groups only the first's."""
+    if p.device_mesh.ndim == 1 or p.device_mesh.get_local_rank(0) == 0:
+        _, start = compute_local_shape_and_global_offset(p.shape, p.device_mesh, p.placements)
+        yield Piece(name, 0, local(p).numel(), start[0] * p.shape[1:].numel())
 
 
 def makers() -> Iterator[AllocationScope]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from strategies.conflicts import TRAITS
 from strategies.engine import Engine
 from strategies.engines.pipeline.schedules import SCHEDULES, Schedule
-from strategies.inventory import Fragment, TensorInventory
+from strategies.inventory import Piece, Shard, TensorInventory
 from strategies.launch_file import PIPELINE, LaunchFile, LaunchFileError, Layout
 
 if TYPE_CHECKING:
@@ -225,13 +225,12 @@ class Pipeline(Engine):
         cut, here = trained.model.cut, dict(trained.module.named_parameters())
         return {name: here[name] if name in here else cut.elsewhere[name] for name in cut.owners}
 
-    def fragments(self, trained: TrainingRun) -> Iterator[Fragment]:
-        """Yield this stage's parameters, on the first of its replicas."""
-        if trained.model.ranks.share:
-            return
-        named = [(n, p) for n, p in trained.module.named_parameters() if p.requires_grad]
-        for index, (name, p) in enumerate(named):
-            yield Fragment(name, index, 0, p.numel(), 0)
+    def shards(self, trained: TrainingRun) -> Iterator[Shard]:
+        """Yield this stage's parameters; the first of its replicas answers for them."""
+        names = [n for n, p in trained.module.named_parameters() if p.requires_grad]
+        for shard in super().shards(trained):
+            piece = Piece(names[shard.number], 0, shard.tensor.numel(), 0)
+            yield shard._replace(pieces=() if trained.model.ranks.share else (piece,))
 
     def whole(self, trained: TrainingRun, parameters: Sequence[Any]) -> Iterator[Any]:
         from strategies.engines.pipeline import stage

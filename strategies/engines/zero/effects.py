@@ -88,19 +88,21 @@ def _shares(trained: TrainingRun) -> dict[str, float]:
     """Return this rank's share of the float32 master, and under stage 3 of weights and
     gradients."""
     parts = [p for p in trained.module.parameters() if p.requires_grad]
-    total = sum(getattr(p, "ds_numel", None) or p.numel() for p in parts)
-    held = {"optimizer": sum(master.numel() for _, master in read.masters(trained))}
+    held = {"optimizer": sum(shard.tensor.numel() for shard in read.shards(trained))}
     if trained.engine.stage == 3:
         demand(hasattr(parts[0], "ds_tensor"), "the parameters are not partitioned")
         held["parameter"] = sum(p.ds_tensor.ds_numel for p in parts)
         held["gradient"] = trained.model.optimizer.grad_partitions_flat_buffer.numel()
-    wanted, shares = 1 / trained.launch.processes, {}
-    for what, elements in held.items():
-        share = elements / total
-        text = f"this rank holds {share:.3f} of the {what} elements, expected {wanted:.3f}"
-        demand(abs(share - wanted) <= PADDING, text)
-        shares[f"{what}_share"] = round(share, 4)
+    wanted, total = 1 / trained.launch.processes, sum(map(_elements, parts))
+    shares = {f"{what}_share": round(elements / total, 4) for what, elements in held.items()}
+    for name, share in shares.items():
+        demand(abs(share - wanted) <= PADDING, f"the {name} is {share:.3f}, expected {wanted:.3f}")
     return shares
+
+
+def _elements(p: Any) -> int:
+    """Return the elements of a whole parameter."""
+    return getattr(p, "ds_numel", None) or p.numel()
 
 
 def _gathered(trained: TrainingRun, seen: Effects) -> dict[str, Any]:
@@ -130,7 +132,7 @@ def _gradients(trained: TrainingRun, seen: Effects) -> dict[str, int]:
     ds, stage = trained.model, trained.engine.stage
     parameters = [p for p in trained.module.parameters() if p.requires_grad]
     item = parameters[0].element_size()
-    sizes = sorted(item * (getattr(p, "ds_numel", None) or p.numel()) for p in parameters)
+    sizes = sorted(item * _elements(p) for p in parameters)
     whole, bucket = sum(sizes), item * int(ds.config["zero_optimization"]["reduce_bucket_size"])
     own = whole // trained.launch.processes
     # This rank's share stays; a bucket and the gradients at its two ends are being sent.

@@ -26,8 +26,8 @@ from strategies.engines.zero.inputs import (
 from strategies.engines.zero.waste import Job, waste
 from strategies.inventory import (
     EngineReport,
-    Fragment,
     ParameterPart,
+    Shard,
     TensorInventory,
     TracePoints,
 )
@@ -244,11 +244,8 @@ class Zero(Engine):
         # ZeRO-3 empties the inner optimizer's groups between steps.
         return list(trained.model.optimizer.fp32_partitioned_groups_flat)
 
-    def shards(self, trained: TrainingRun) -> Iterator[tuple[int, torch.Tensor]]:
-        return facts.masters(trained)
-
-    def fragments(self, trained: TrainingRun) -> Iterator[Fragment]:
-        return facts.fragments(trained)
+    def shards(self, trained: TrainingRun) -> Iterator[Shard]:
+        return facts.shards(trained)
 
     def whole(self, trained: TrainingRun, parameters: Sequence[Any]) -> Iterator[Any]:
         if self.stage < 3:

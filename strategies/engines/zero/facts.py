@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from strategies.engine import TrainingRun
 from strategies.evidence.readings import stored, tensors, within
-from strategies.inventory import AllocationScope, Fragment
+from strategies.inventory import AllocationScope, Piece, Shard
 
 if TYPE_CHECKING:
     import torch
@@ -34,36 +34,32 @@ def swap_files(ds: Any) -> Iterator[tuple[Path, int]]:
         yield path, path.stat().st_size
 
 
-def fragments(trained: TrainingRun) -> Iterator[Fragment]:
-    """Yield the position of this rank's share of each trainable parameter in its flat master
-    shards."""
-    optimizer = trained.model.optimizer
+def shards(trained: TrainingRun) -> Iterator[Shard]:
+    """Yield this rank's flat float32 master shards, one at a time; swapped-out ones are read in."""
+    optimizer, states = trained.model.optimizer, trained.inner_optimizer.state
+    pieces: dict[int, list[Piece]] = {}
     for name, p in trained.module.named_parameters():
         if not p.requires_grad:
             continue
         if hasattr(p, "ds_tensor"):
-            shard, start, _ = optimizer.grad_position[optimizer.get_param_id(p)]
+            index, start, _ = optimizer.grad_position[optimizer.get_param_id(p)]
             offset = p.ds_tensor.ds_numel * trained.accelerator.process_index
             numel = max(0, min(p.ds_tensor.ds_numel, p.ds_numel - offset))
-            yield Fragment(name, shard, start, numel, offset)
+            pieces.setdefault(index, []).append(Piece(name, start, numel, offset))
         elif p._hp_mapping is not None:
             high, low = p._hp_mapping.hp_fragment_address, p._hp_mapping.lp_fragment_address
-            shard = p._hp_mapping.param_group_index
-            yield Fragment(name, shard, high.start, high.numel, low.start)
-
-
-def masters(trained: TrainingRun) -> Iterator[tuple[int, torch.Tensor]]:
-    """Yield this rank's flat float32 master shards, one at a time; swapped-out ones are read in."""
-    optimizer = trained.model.optimizer
+            piece = Piece(name, high.start, high.numel, low.start)
+            pieces.setdefault(p._hp_mapping.param_group_index, []).append(piece)
     if trained.engine.stage < 3:
-        yield from enumerate(optimizer.single_partition_of_fp32_groups)
+        for index, flat in enumerate(optimizer.single_partition_of_fp32_groups):
+            yield Shard(index, flat, states.get(flat, {}), pieces.get(index, ()))
         return
     for index, flat in enumerate(optimizer.fp32_partitioned_groups_flat):
         swapped = optimizer._swappable_optimizer_subgroup(index)
         if swapped:
             optimizer._optimizer_states_and_gradient_swap_in(index)
         try:
-            yield index, flat
+            yield Shard(index, flat, states.get(flat, {}), pieces.get(index, ()))
         finally:  # also if the reader stops early: a shard in memory blocks the next read
             if swapped:
                 optimizer._release_swap_buffers(index)

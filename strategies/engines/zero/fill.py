@@ -28,14 +28,24 @@ def fill(accelerator: Any, module: nn.Module, draw: Draw, *, split: bool) -> Non
     if not split:
         initial.fill(module, draw, accelerator.device, dtype)
         return
-    cut = Cutter(accelerator, config)
+    from deepspeed.runtime.zero.partition_parameters import Init
+
+    # The values that accelerate will set; Init reads offload and other settings.
+    config, steps = copy.deepcopy(config), accelerator.gradient_accumulation_steps
+    samples = config["train_micro_batch_size_per_gpu"] * steps * accelerator.num_processes
+    config |= {"gradient_accumulation_steps": steps, "train_batch_size": samples}
+    first: list[Any] = []
 
     def shared(p: nn.Parameter) -> nn.Parameter:
         if initial.pending(p) is not None:
             new = initial.filled(p, draw, accelerator.device, dtype)
         else:  # DeepSpeed casts no parameter after this, nor an adapter that has its value
             new = initial.moved(p, accelerator.device, dtype)
-        cut(new)
+        if first:  # DeepSpeed's engine shards more parameters by a method of the first
+            first[0].convert_to_zero_parameters([new])
+        else:
+            Init(module=nn.ParameterList([new]), dtype=new.dtype, config_dict_or_path=config)
+            first.append(new)
         return new
 
     initial.replace(module, shared)
@@ -43,26 +53,3 @@ def fill(accelerator: Any, module: nn.Module, draw: Draw, *, split: bool) -> Non
         for key, buffer in part._buffers.items():
             if buffer is not None:
                 part._buffers[key] = buffer.to(accelerator.device)
-
-
-class Cutter:
-    """Sharder of single parameters by ``deepspeed.zero.Init``: this rank's share remains."""
-
-    def __init__(self, accelerator: Any, config: dict[str, Any]) -> None:
-        # The values that accelerate will set; Init reads offload and other settings.
-        self.config = copy.deepcopy(config)
-        steps = accelerator.gradient_accumulation_steps
-        self.config["gradient_accumulation_steps"] = steps
-        micro = self.config["train_micro_batch_size_per_gpu"]
-        self.config["train_batch_size"] = micro * steps * accelerator.num_processes
-        self.first: nn.Parameter | None = None
-
-    def __call__(self, p: nn.Parameter) -> None:
-        if self.first is not None:
-            # DeepSpeed's engine shards more parameters by a method of the first.
-            self.first.convert_to_zero_parameters([p])
-            return
-        from deepspeed.runtime.zero.partition_parameters import Init
-
-        Init(module=nn.ParameterList([p]), dtype=p.dtype, config_dict_or_path=self.config)
-        self.first = p

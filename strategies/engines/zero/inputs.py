@@ -23,32 +23,17 @@ def give_by_place(module: Any) -> None:
 
 
 def _moved(module: Any, given: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
+    if not named:
+        return None
     kind: Any = type(module)
-    return placed(_parameters(kind), given, named) if named else None
+    bound = _signature(kind).bind(module, *given, **named)
+    bound.apply_defaults()  # of what lies between two inputs
+    return bound.args[1:], bound.kwargs
 
 
 @cache
-def _parameters(kind: Any) -> tuple[inspect.Parameter, ...]:
-    """Return the parameters of ``kind.forward`` that may be positional or keyword, without
-    ``self``."""
-    parameters = list(inspect.signature(kind.forward).parameters.values())[1:]
-    places = [p.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD for p in parameters]
-    count = places.index(False) if False in places else len(places)
-    return tuple(parameters[:count])
-
-
-def placed(
-    parameters: tuple[inspect.Parameter, ...], given: tuple[Any, ...], named: Mapping[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return (positional, keyword) arguments of the same call, with as many positional as possible;
-    a parameter in between that was not given gets its default."""
-    values, left = list(given), dict(named)
-    for parameter in parameters[len(given) :]:
-        missing = parameter.name not in left and parameter.default is inspect.Parameter.empty
-        if missing or not any(p.name in left for p in parameters[len(values) :]):
-            break
-        values.append(left.pop(parameter.name, parameter.default))
-    return tuple(values), left
+def _signature(kind: Any) -> inspect.Signature:
+    return inspect.signature(kind.forward)
 
 
 # ---- async I/O and local ranks ----

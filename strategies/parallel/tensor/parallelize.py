@@ -20,7 +20,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from strategies.inventory import Fragment
+from strategies.inventory import Piece
 
 AXIS = "tp"
 """Name of the mesh's axis among whose ranks weights are cut, as accelerate names it."""
@@ -156,40 +156,32 @@ def norm(parameters: Sequence[Any], limit: float = 0.0) -> Tensor:
 # ---- places of this rank's elements in a plain model's parameters ----
 
 
-def fragments(named: Sequence[tuple[str, Any]]) -> Iterator[Fragment]:
-    """Yield the pieces of each parameter that this rank holds; of equal ones only the first rank
+def pieces(name: str, p: Any) -> Iterator[Piece]:
+    """Yield the pieces of a parameter that this rank holds; of equal ones only the first rank
     does."""
-    for index, (name, p) in enumerate(named):
-        mesh, placement = p.device_mesh, p.placements[-1]
-        two = mesh.ndim == 2  # else it is on the ranks that share alone
-        axis = placement.dim if two and placement.is_shard() else None
-        # Each of the ranks that share weights has what is not cut.
-        if axis is None and mesh._get_root_mesh().get_local_rank(AXIS) > 0:
-            continue
-        rows, columns = torch.arange(p.shape[0]), None
-        if axis is not None:
-            order = order_of(p)
-            order = torch.arange(p.shape[axis]) if order is None else order
-            mine = order.chunk(mesh.size(1))[mesh.get_local_rank(1)]
-            rows, columns = (mine, None) if axis == 0 else (rows, mine)
-        own = rows.chunk(mesh.size(0))
-        rank = mesh.get_local_rank(0)
-        yield from _runs(name, index, p, own[rank] if rank < len(own) else rows[:0], columns)
-
-
-def _runs(
-    name: str, index: int, p: Any, rows: Tensor, columns: Tensor | None
-) -> Iterator[Fragment]:
-    width = p.shape[1:].numel()
+    mesh, placement = p.device_mesh, p.placements[-1]
+    two = mesh.ndim == 2  # else it is on the ranks that share alone
+    axis = placement.dim if two and placement.is_shard() else None
+    # Each of the ranks that share weights has what is not cut.
+    if axis is None and mesh._get_root_mesh().get_local_rank(AXIS) > 0:
+        return
+    rows, columns = torch.arange(p.shape[0]), None
+    if axis is not None:
+        order = order_of(p)
+        order = torch.arange(p.shape[axis]) if order is None else order
+        mine = order.chunk(mesh.size(1))[mesh.get_local_rank(1)]
+        rows, columns = (mine, None) if axis == 0 else (rows, mine)
+    own, rank = rows.chunk(mesh.size(0)), mesh.get_local_rank(0)
+    rows, width = own[rank] if rank < len(own) else rows[:0], p.shape[1:].numel()
     if columns is None:
         for start, begin, length in _contiguous(rows):
-            yield Fragment(name, index, start * width, length * width, begin * width)
+            yield Piece(name, start * width, length * width, begin * width)
         return
-    behind, pieces = p.shape[2:].numel(), [*_contiguous(columns)]
+    behind, runs = p.shape[2:].numel(), [*_contiguous(columns)]
     for place, row in enumerate(rows.tolist()):
-        for start, begin, length in pieces:
-            mine = (place * len(columns) + start) * behind
-            yield Fragment(name, index, mine, length * behind, row * width + begin * behind)
+        for start, begin, length in runs:
+            first = (place * len(columns) + start) * behind
+            yield Piece(name, first, length * behind, row * width + begin * behind)
 
 
 def _contiguous(places: Tensor) -> Iterator[tuple[int, int, int]]:
