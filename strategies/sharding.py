@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 from strategies import engines, users_launch
 from strategies.base import Slot, demand
-from strategies.engine import STEP_PHASES, Engine, RunContext, TrainingRun
+from strategies.engine import Engine, RunContext, TrainingRun
 from strategies.evidence.rules import label
 from strategies.launch_file import FOLDER, LaunchFileError, names
 from strategies.strategy import Strategy
@@ -90,10 +90,7 @@ class Sharding(Strategy):
         text = f"{processes} processes take part, expected {launch.processes}"
         demand(processes == launch.processes, text)
         facts = {"distributed_type": kind, "processes": processes}
-        if trained.observed is not None and trained.observed.sent:
-            sent = {phase: trained.observed.sent_in(phase) for phase in STEP_PHASES}
-            facts["sent_bytes"] = {phase: found for phase, found in sent.items() if found}
-        return label({**facts, **launch.engine.evidence(trained)}, "distributed_type")
+        return label(facts | launch.engine.evidence(trained), "distributed_type")
 
 
 class UsersSharding(Sharding):

@@ -50,14 +50,6 @@ class Observed:
         """Return type of the result -> number of matrix products in these phases."""
         return Counter(r.dtype for r in self.ran if r.name in PRODUCTS and r.phase in phases)
 
-    def sent_in(self, *phases: str) -> dict[str, int]:
-        """Return collective and type -> bytes that this rank passed in these phases."""
-        total: Counter[str] = Counter()
-        for sent in self.sent:
-            if sent.phase in phases:
-                total[f"{sent.collective.strip('_')} {sent.dtype}"] += sent.bytes
-        return dict(total)
-
 
 # ---- tensors by their true bytes ----
 

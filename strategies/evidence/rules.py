@@ -92,9 +92,7 @@ def together(trained: TrainingRun, *looks: Callable[[], dict[str, Any]]) -> dict
     return facts
 
 
-def copies(
-    trained: TrainingRun, why: str = "gradients were not averaged", group: Any = None
-) -> dict[str, float]:
+def copies(trained: TrainingRun, group: Any = None) -> dict[str, float]:
     """Check that the ranks of ``group`` (None: all) hold equal weights, although each has seen
     other samples; all ranks call it."""
     import torch
@@ -109,7 +107,8 @@ def copies(
     each = [torch.empty_like(sums) for _ in range(dist.get_world_size(group))]
     dist.all_gather(each, sums, group=group)
     spread = max(float((other - sums).abs().max()) for other in each)
-    demand(spread == 0.0, f"weights of the replicas differ by {spread:.3g}: {why}")
+    text = f"weights of the replicas differ by {spread:.3g}: gradients were not averaged"
+    demand(spread == 0.0, text)
     return {"replica_spread": spread}
 
 
