@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -278,11 +279,18 @@ class Engine:
     def shards(self, trained: TrainingRun) -> Iterator[Shard]:
         """Yield each of ``optimized``, in the order of the trained parameters; the tensor of a
         swapped one is in memory until the next is requested."""
-        first, states = trained.accelerator.is_main_process, trained.inner_optimizer.state
+        states = trained.inner_optimizer.state
+
+        def state(p: Any) -> Mapping[str, Any]:
+            return states.get(p) or states.get(getattr(p, "on_device", p), {})
+
+        def pieces(name: str, p: Any) -> Iterator[Piece]:
+            if trained.accelerator.is_main_process:
+                yield Piece(name, 0, p.numel(), 0)
+
         named = [(n, p) for n, p in trained.module.named_parameters() if p.requires_grad]
-        for index, (name, p) in enumerate(named):
-            state = states.get(p) or states.get(getattr(p, "on_device", p), {})
-            yield Shard(index, p, state, [Piece(name, 0, p.numel(), 0)] if first else ())
+        for number, (name, p) in enumerate(named):
+            yield Shard(number, p, partial(state, p), partial(pieces, name, p))
 
     def whole(self, trained: TrainingRun, parameters: Sequence[Any]) -> Iterator[Any]:
         """Yield the parameters (of ``global_parameters``) one at a time, each whole until the next

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 
@@ -17,14 +17,18 @@ class Piece(NamedTuple):
 
 
 class Shard(NamedTuple):
-    """Tensor that the optimizer updates on this rank (a parameter, or a piece of several such as a
-    flat float32 master), the optimizer's ``state`` of it, and the ``pieces`` of parameters in it
-    that this rank answers for: over all ranks each element is in one piece."""
+    """Tensor that the optimizer updates on this rank: a parameter, or a piece of several such as a
+    flat float32 master.
+
+    ``state()``: the optimizer's of it. ``pieces()``: parts of parameters in it that this rank
+    answers for: over all ranks each element is in one. Both are computed when called, because an
+    average passes over all shards in each step.
+    """
 
     number: int
     tensor: Any
-    state: Mapping[str, Any]
-    pieces: Sequence[Piece]
+    state: Callable[[], Mapping[str, Any]]
+    pieces: Callable[[], Iterable[Piece]]
 
 
 class TensorInventory(NamedTuple):

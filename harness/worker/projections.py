@@ -83,7 +83,7 @@ def sums(trained: TrainingRun, *, weights_alone: bool = False) -> dict[str, Sums
             held["moment"] = states.first_moment(shard)
             held["average"] = averages[shard.number] if averages else None
         for kind, tensor in held.items():
-            for piece in shard.pieces if tensor is not None else ():
+            for piece in shard.pieces() if tensor is not None else ():
                 name = _plain(piece.name)
                 if tensor.device not in tables:
                     tables[tensor.device] = signs(tensor.device)

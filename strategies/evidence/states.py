@@ -46,7 +46,7 @@ def each_count(trained: TrainingRun) -> list[int]:
     """Return the step count (0: none) in the state of each weight, or piece, that this rank's
     optimizer updates; empty if no state has a count."""
     counts = [
-        int(shard.state.get("step", 0))
+        int(shard.state().get("step", 0))
         for shard in trained.engine.shards(trained)
         if shard.tensor.numel()
     ]
@@ -56,7 +56,7 @@ def each_count(trained: TrainingRun) -> list[int]:
 def first_moment(shard: Shard) -> torch.Tensor | None:
     """Return the running mean of the gradients of what the optimizer updates; None if it keeps
     none as plain numbers."""
-    named = (shard.state.get(name) for name in ("exp_avg", "momentum_buffer"))
+    named = (shard.state().get(name) for name in ("exp_avg", "momentum_buffer"))
     found: Any = next((moment for moment in named if moment is not None), None)
     plain = found is not None and found.is_floating_point() and not wrapped((type(found),))
     return found if plain and found.numel() == shard.tensor.numel() else None

@@ -164,7 +164,7 @@ class Average(Attachment):
         device, first = self.trained.accelerator.device, self.trained.accelerator.is_main_process
         pieces: dict[str, list[Any]] = {}
         for shard in self.trained.engine.shards(self.trained):
-            for piece in shard.pieces:
+            for piece in shard.pieces():
                 pieces.setdefault(piece.name, []).append((self.shards[shard.number], piece))
         state = {}
         for name, p in self.trained.engine.global_parameters(self.trained).items():

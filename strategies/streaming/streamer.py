@@ -185,7 +185,7 @@ class Streamer(Attachment):
         pinned = all(flat.host.is_pinned() for one in self.streamed.values() for flat in one.flats)
         demand(pinned or self.trained.launch.device != "cuda", "the host memory is not pinned")
         engine = self.trained.engine
-        stepped = {id(s.tensor): s.state for s in engine.shards(self.trained)}
+        stepped = {id(s.tensor): s.state() for s in engine.shards(self.trained)}
         states = [stepped.get(id(p), {}) for p in self.hosts if p.requires_grad]
         demand(all(states), f"{states.count({})} of {len(states)} weights were never stepped")
         facts = {"blocks": len(sizes), "host_weight_bytes": sum(sizes)}

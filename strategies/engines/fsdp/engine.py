@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from strategies.base import BadInput
@@ -221,10 +222,13 @@ class Fsdp(Engine):
 
         pieces = parallelize.pieces if trained.launch.layout.tensor > 1 else _shard().pieces
         local, states = _shard().local, trained.inner_optimizer.state
+
+        def state(p: Any) -> Mapping[str, Any]:
+            return {key: local(value) for key, value in states.get(p, {}).items()}
+
         named = [(n, p) for n, p in trained.module.named_parameters() if p.requires_grad]
-        for index, (name, p) in enumerate(named):
-            state = {key: local(value) for key, value in states.get(p, {}).items()}
-            yield Shard(index, local(p), state, [*pieces(name, p)])
+        for number, (name, p) in enumerate(named):
+            yield Shard(number, local(p), partial(state, p), partial(pieces, name, p))
 
     def trace_points(self, trained: TrainingRun) -> TracePoints:
         """Return the gathered parameters as leaves; they exist from the first forward on."""

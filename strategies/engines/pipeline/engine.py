@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from strategies.conflicts import TRAITS
@@ -227,10 +228,14 @@ class Pipeline(Engine):
 
     def shards(self, trained: TrainingRun) -> Iterator[Shard]:
         """Yield this stage's parameters; the first of its replicas answers for them."""
-        names = [n for n, p in trained.module.named_parameters() if p.requires_grad]
+        named = [n for n, p in trained.module.named_parameters() if p.requires_grad]
+
+        def pieces(name: str, p: Any) -> Iterator[Piece]:
+            if not trained.model.ranks.share:
+                yield Piece(name, 0, p.numel(), 0)
+
         for shard in super().shards(trained):
-            piece = Piece(names[shard.number], 0, shard.tensor.numel(), 0)
-            yield shard._replace(pieces=() if trained.model.ranks.share else (piece,))
+            yield shard._replace(pieces=partial(pieces, named[shard.number], shard.tensor))
 
     def whole(self, trained: TrainingRun, parameters: Sequence[Any]) -> Iterator[Any]:
         from strategies.engines.pipeline import stage

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,32 +38,40 @@ def swap_files(ds: Any) -> Iterator[tuple[Path, int]]:
 def shards(trained: TrainingRun) -> Iterator[Shard]:
     """Yield this rank's flat float32 master shards, one at a time; swapped-out ones are read in."""
     optimizer, states = trained.model.optimizer, trained.inner_optimizer.state
-    pieces: dict[int, list[Piece]] = {}
-    for name, p in trained.module.named_parameters():
-        if not p.requires_grad:
-            continue
-        if hasattr(p, "ds_tensor"):
-            index, start, _ = optimizer.grad_position[optimizer.get_param_id(p)]
-            offset = p.ds_tensor.ds_numel * trained.accelerator.process_index
-            numel = max(0, min(p.ds_tensor.ds_numel, p.ds_numel - offset))
-            pieces.setdefault(index, []).append(Piece(name, start, numel, offset))
-        elif p._hp_mapping is not None:
-            high, low = p._hp_mapping.hp_fragment_address, p._hp_mapping.lp_fragment_address
-            piece = Piece(name, high.start, high.numel, low.start)
-            pieces.setdefault(p._hp_mapping.param_group_index, []).append(piece)
+
+    @functools.cache
+    def known() -> dict[int, list[Piece]]:
+        found: dict[int, list[Piece]] = {}
+        for name, p in trained.module.named_parameters():
+            if not p.requires_grad:
+                continue
+            if hasattr(p, "ds_tensor"):
+                number, start, _ = optimizer.grad_position[optimizer.get_param_id(p)]
+                offset = p.ds_tensor.ds_numel * trained.accelerator.process_index
+                numel = max(0, min(p.ds_tensor.ds_numel, p.ds_numel - offset))
+                found.setdefault(number, []).append(Piece(name, start, numel, offset))
+            elif p._hp_mapping is not None:
+                high, low = p._hp_mapping.hp_fragment_address, p._hp_mapping.lp_fragment_address
+                piece = Piece(name, high.start, high.numel, low.start)
+                found.setdefault(p._hp_mapping.param_group_index, []).append(piece)
+        return found
+
+    def shard(number: int, flat: Any) -> Shard:
+        return Shard(number, flat, lambda: states.get(flat, {}), lambda: known().get(number, ()))
+
     if trained.engine.stage < 3:
-        for index, flat in enumerate(optimizer.single_partition_of_fp32_groups):
-            yield Shard(index, flat, states.get(flat, {}), pieces.get(index, ()))
+        for number, flat in enumerate(optimizer.single_partition_of_fp32_groups):
+            yield shard(number, flat)
         return
-    for index, flat in enumerate(optimizer.fp32_partitioned_groups_flat):
-        swapped = optimizer._swappable_optimizer_subgroup(index)
+    for number, flat in enumerate(optimizer.fp32_partitioned_groups_flat):
+        swapped = optimizer._swappable_optimizer_subgroup(number)
         if swapped:
-            optimizer._optimizer_states_and_gradient_swap_in(index)
+            optimizer._optimizer_states_and_gradient_swap_in(number)
         try:
-            yield Shard(index, flat, states.get(flat, {}), pieces.get(index, ()))
+            yield shard(number, flat)
         finally:  # also if the reader stops early: a shard in memory blocks the next read
             if swapped:
-                optimizer._release_swap_buffers(index)
+                optimizer._release_swap_buffers(number)
 
 
 def held(trained: TrainingRun) -> dict[str, list[torch.Tensor]]:
