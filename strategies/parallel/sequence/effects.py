@@ -27,18 +27,12 @@ def evidence(trained: TrainingRun) -> dict[str, Any]:
     return together(trained, partial(_inside, trained), partial(_exchanges, trained))
 
 
-def attention_operands(trained: TrainingRun) -> set[tuple[int, int, int]]:
-    """Return (heads, queries, keys) of all of torch's attention in forward, from its operands
-    [B, heads, tokens, K]; empty if attention is written out in products."""
-    ran = [r for r in trained.observed.ran if r.name.startswith(ATTENTION)]
-    seen = [r.shapes for r in ran if not r.name.endswith("_backward")]
-    return {(q[1], q[2], k[2]) for q, k, *_ in seen}
-
-
 def _inside(trained: TrainingRun) -> dict[str, Any]:
     """Check that torch's attention had a share of the heads and all tokens. Attention to text that
     each rank has whole keeps its heads."""
-    found = attention_operands(trained)
+    ran = [r for r in trained.observed.ran if r.name.startswith(ATTENTION)]
+    seen = [r.shapes for r in ran if not r.name.endswith("_backward")]
+    found = {(q[1], q[2], k[2]) for q, k, *_ in seen}  # of operands [B, heads, tokens, K]
     if not found:  # attention written out in products: the all-to-alls tell
         return {}
     layout = trained.launch.layout

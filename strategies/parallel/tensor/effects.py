@@ -1,5 +1,4 @@
-"""Evidence of tensor parallelism: placements of the cut weights, sums of a watched step, and heads
-inside attention."""
+"""Evidence of tensor parallelism: placements of the cut weights, and sums of a watched step."""
 
 from __future__ import annotations
 
@@ -11,7 +10,6 @@ from torch.distributed.tensor import Shard
 from strategies.base import demand
 from strategies.engines.fsdp.shard import local
 from strategies.evidence.rules import together
-from strategies.parallel.sequence.effects import attention_operands
 from strategies.parallel.tensor.parallelize import AXIS, head_norms, plan
 
 if TYPE_CHECKING:
@@ -31,7 +29,7 @@ def evidence(trained: TrainingRun) -> dict[str, Any]:
     watched = trained.observed is not None and trained.observed.ran
     blocks = trained.blocks()
     plans = [*zip(blocks, plan(trained.module, blocks), strict=True)]
-    looks = (_placed, _summed, _attended) if watched else (_placed,)
+    looks = (_placed, _summed) if watched else (_placed,)
     return together(trained, *(partial(look, trained, plans) for look in looks))
 
 
@@ -69,16 +67,3 @@ def _summed(trained: TrainingRun, plans: list[Any]) -> dict[str, Any]:
     for phase, least in zip(PHASES, (used, used + norms), strict=True):
         demand(found[phase] >= least, f"{found[phase]} sums in {phase}, expected {least} or more")
     return {"sums_a_block": {phase: n / (micro * len(plans)) for phase, n in found.items()}}
-
-
-def _attended(trained: TrainingRun, _: list[Any]) -> dict[str, Any]:
-    """Check the heads of torch's attention; attention outside of the blocks keeps all of its."""
-    found = {heads for heads, *_ in attention_operands(trained)}
-    layout = trained.launch.layout
-    if not found or "cut_samples" in trained.launch.traits:  # written out, or shown by sp
-        return {}
-    whole = {call.heads for call in trained.subject.survey.attention}
-    wanted = {heads // (layout.tensor * layout.sequence) for heads in whole}
-    text = f"attention had {sorted(found)} heads, expected {sorted(wanted)}"
-    demand(bool(found & wanted) and found <= wanted | whole, text)
-    return {"heads_inside": min(found)}
