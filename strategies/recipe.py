@@ -6,7 +6,6 @@ matter.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
@@ -106,17 +105,20 @@ class Recipe:
         workload: str = TRAIN,
     ) -> RunContext:
         """Return the run context: the launch file's facts and the traits of all parts."""
-        launch = self.sharding.launch(device, processes, subject)
+        engine = self.sharding.engine(device).chosen(self.sharding.choices)
         of_parts = [part.traits() for part in self.strategies]
-        return dataclasses.replace(
-            launch,
-            engine=launch.engine.chosen(self.sharding.choices),
+        return RunContext(
+            sharding=self.sharding.name,
+            engine=engine,
+            subject=subject,
+            device=device,
+            processes=processes,
             accumulation=self.accumulation,
             sequence=self.sequence,
             tensor=self.tensor,
             clips=clips,
             simulated=simulated,
-            traits=launch.traits.union(*of_parts, {"sampling"} if workload == SAMPLE else ()),
+            traits=engine.traits.union(*of_parts, {"sampling"} if workload == SAMPLE else ()),
             workload=workload,
         )
 

@@ -19,7 +19,6 @@ from strategies.engine import Engine, RunContext, TrainingRun
 from strategies.evidence.rules import label
 from strategies.launch_file import FOLDER, LaunchFileError, names
 from strategies.strategy import Strategy
-from strategies.subject import Subject
 from strategies.workloads import SAMPLE
 
 
@@ -41,19 +40,6 @@ class Sharding(Strategy):
         one."""
         special = cls.folder / f"{cls.name}.{device}.yaml"
         return engines.of_file(special if special.exists() else cls.folder / f"{cls.name}.yaml")
-
-    @classmethod
-    def launch(cls, device: str, processes: int, subject: Subject) -> RunContext:
-        """Return a launch of ``subject`` by that file."""
-        engine = cls.engine(device)
-        return RunContext(
-            sharding=cls.name,
-            engine=engine,
-            subject=subject,
-            device=device,
-            processes=processes,
-            traits=engine.traits,
-        )
 
     @property
     def choices(self) -> dict[str, Any]:

@@ -21,7 +21,7 @@ import torch
 
 from harness import train
 from harness.worker import measure
-from strategies import CATALOG, sharding
+from strategies import CATALOG, parse, sharding
 from strategies.base import NotInForce
 from strategies.engine import TrainingRun
 from strategies.evidence import states
@@ -45,7 +45,7 @@ def crossed(trained: TrainingRun) -> dict[str, str]:
     """Answers to each launch; all ranks ask in the same order, since some answers communicate."""
     found = {}
     for name in sharding.sharding_kinds():
-        launch = CATALOG[name].launch("cpu", trained.launch.processes, trained.subject)
+        launch = parse(name).launch("cpu", trained.launch.processes, trained.subject)
         found[name] = answer(name, dataclasses.replace(trained, launch=launch))
     if trained.launch.layout.replicate > 1:
         first = trained.engine.part(
@@ -73,7 +73,7 @@ def pretended(trained: TrainingRun) -> dict[str, str]:
     is still what was done."""
     found = {}
     for name in PRETENCES.get(trained.launch.sharding, ()):
-        launch = CATALOG[name].launch("cpu", trained.launch.processes, trained.subject)
+        launch = parse(name).launch("cpu", trained.launch.processes, trained.subject)
         with flags_as(launch.engine, trained.model):
             found[name] = answer(name, dataclasses.replace(trained, launch=launch))
     return found

@@ -121,7 +121,7 @@ def test_two_parts_may_not_set_the_same_argument(monkeypatch):
     monkeypatch.setattr(Checkpoint, "accelerator_kwargs", lambda *_: {"mixed_precision": "fp16"})
     recipe = parse("single+bf16+checkpoint")
     with pytest.raises(Conflict, match=r"checkpoint sets Accelerator\(mixed_precision"):
-        recipe.accelerator_kwargs(recipe.sharding.launch("cpu", 1, SUBJECT))
+        recipe.accelerator_kwargs(recipe.launch("cpu", 1, SUBJECT))
 
 
 @pytest.mark.parametrize("name", conflicts.table())

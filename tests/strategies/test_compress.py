@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from harness.memory.traced_step import register_living
 from harness.memory.tracer import Tracer
-from strategies import CATALOG
+from strategies import parse
 from strategies.base import NotInForce, Settings
 from strategies.communication import compress, topk, wire
 from strategies.communication.compress import Compress
@@ -19,7 +19,7 @@ from strategies.communication.topk import TopK
 from strategies.engine import TrainingRun
 from tests.made.dits import build
 
-LAUNCH = CATALOG["ddp"].launch("cpu", 1, SUBJECT)
+LAUNCH = parse("ddp").launch("cpu", 1, SUBJECT)
 
 
 def dense(self, trained):

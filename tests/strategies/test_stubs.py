@@ -78,7 +78,7 @@ def test_a_master_is_read_off_the_optimizer(train_here):
     for group in trained.inner_optimizer.param_groups:
         group["params"] = [p.detach().clone() for p in group["params"]]
     trained.module.to(torch.bfloat16)
-    launch = CATALOG["single"].launch("cpu", 1, SUBJECT)
+    launch = parse("single").launch("cpu", 1, SUBJECT)
     trained.launch = dataclasses.replace(launch, traits=launch.traits | {"float_master"})
     assert Bf16Master().evidence(trained)["master"] == "float32"
     weights = [p for p in trained.module.parameters() if p.requires_grad]

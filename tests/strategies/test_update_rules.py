@@ -9,7 +9,7 @@ import pytest
 import torch
 from conftest import SUBJECT, part_named
 
-from strategies import CATALOG
+from strategies import parse
 from strategies.base import Settings
 from strategies.optimizers import bf16_adamw
 from strategies.optimizers.table import TABLE
@@ -84,7 +84,7 @@ def distance(text: str) -> float:
     share of the rule's way that they did not go."""
     pure = "bf16_pure+" if "bf16" in text or "write" in text else ""
     part = part_named(f"single+{pure}{text}", text.partition(":")[0])
-    launch = CATALOG["single"].launch("cpu", 1, SUBJECT)
+    launch = parse("single").launch("cpu", 1, SUBJECT)
     weights = torch.bfloat16 if pure else torch.float32
     found = moved(lambda p: part.make_optimizer(p, SETTINGS, launch), weights, weights)
     wanted = moved(CASES[text][0], weights, torch.float64)
