@@ -47,17 +47,13 @@ def evidence(trained: TrainingRun) -> dict[str, Any]:
         looks.append(functools.partial(copies, trained, group=group))
     found = {"gathered_as": shard.gathered_as(trained.module), **together(trained, *looks)}
     named = {"parameters_on", "optimizer_on"} if trained.launch.device == "cpu" else set()
-    if _own_step(trained):
+    # A step of Headroom's loop: a script's may reduce more often.
+    own = "own_loop" not in trained.launch.traits
+    if own and trained.observed is not None and trained.observed.ran:
         found |= _wire(trained)
     else:
         named.add("reshard_after_forward")
     return label(found, *named) if named & found.keys() else found
-
-
-def _own_step(trained: TrainingRun) -> bool:
-    """Return whether a step of Headroom's loop was watched: a script may reduce more often."""
-    watched = trained.observed is not None and bool(trained.observed.ran)
-    return watched and "own_loop" not in trained.launch.traits
 
 
 def weights(trained: TrainingRun) -> dict[str, Any]:
@@ -114,9 +110,9 @@ def settings(trained: TrainingRun) -> dict[str, Any]:
         alone += [own[id(block)]] if held.issuperset(map(id, block.parameters())) else []
     text = f"{len(blocks) - len(alone)} of {len(blocks)} blocks are not FSDP groups of their own"
     demand(len(alone) == len(blocks), text)
-    found_set = {group.post_forward_mesh_info is not None for group in alone}
+    after = {group.post_forward_mesh_info is not None for group in alone}
     wanted = engine.reshard
-    demand(found_set == {wanted}, f"blocks are resharded after forward: {found_set}, not {wanted}")
+    demand(after == {wanted}, f"blocks are resharded after forward: {after}, expected {wanted}")
     policies = {isinstance(g.offload_policy, CPUOffloadPolicy) for g in found}
     text = f"torch's offload policy is {sorted(policies)}, expected {engine.offloads}"
     demand(policies == {engine.offloads}, text)
