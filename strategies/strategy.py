@@ -6,7 +6,7 @@ and listed in milliseconds, and on a machine without torch.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -44,6 +44,20 @@ class Strategy:
 
     plainest: ClassVar[str] = ""
     """Text with the fewest parameters, if the name alone is refused."""
+
+    values: ClassVar[Mapping[str, Iterable[str]]] = {}
+    """Parameter -> its possible values."""
+    least: ClassVar[Mapping[str, int]] = {}
+    """Parameter -> the least of its whole numbers; its default may be another."""
+
+    def __post_init__(self) -> None:
+        for name, allowed in self.values.items():
+            if (value := getattr(self, name)) not in allowed:
+                raise ValueError(f"{name} is {value!r}; one of {', '.join(allowed)}")
+        for name, least in self.least.items():
+            value, usual = getattr(self, name), getattr(type(self), name)
+            if value != usual and (not isinstance(value, int) or value < least):
+                raise ValueError(f"{name} is {value!r}; a whole number from {least}")
 
     def out_of_place(self, launch: RunContext) -> str | None:
         """Return why it makes no sense in this workload, with the remedy; None if it does."""

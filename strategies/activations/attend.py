@@ -110,12 +110,9 @@ class Attend(Strategy):
         "Dao et al. 2022, FlashAttention (arXiv:2205.14135); Rabe and Staats 2021 "
         "(arXiv:2112.05682); torch.nn.attention.sdpa_kernel, flex_attention"
     )
+    values: ClassVar[dict[str, Any]] = {"kernel": KERNELS}
 
     kernel: str = "naive"
-
-    def __post_init__(self) -> None:
-        if self.kernel not in KERNELS:
-            raise ValueError(f"kernel is {self.kernel!r}; one of {', '.join(KERNELS)}")
 
     def traits(self) -> frozenset[str]:
         return frozenset({"compiled"} if self.kernel == "flex" else ())

@@ -70,6 +70,11 @@ class Checkpoint(Strategy):
         "Chen et al. 2016, Training Deep Nets with Sublinear Memory Cost (arXiv:1604.06174); "
         "torch.utils.checkpoint, selective checkpointing"
     )
+    values: ClassVar[dict[str, Any]] = {
+        "part": ("block", *LAYERS),
+        "keep": ("segments", "nothing", "products"),
+        "spread": ("on", "off"),
+    }
 
     every: int | str = 1
     keep: str = "segments"
@@ -78,21 +83,16 @@ class Checkpoint(Strategy):
     part: str = "block"
 
     def __post_init__(self) -> None:
-        if self.part not in ("block", *LAYERS):
-            raise ValueError(f"part is {self.part!r}; one of block, {', '.join(LAYERS)}")
+        super().__post_init__()
         whole = (self.every, self.keep, self.share) == (1, "segments", 1)
         if self.part != "block" and not whole:
             raise ValueError(f"part={self.part} keeps the rest of each block; leave all else out")
         if self.every != "sqrt" and not (isinstance(self.every, int) and self.every >= 1):
             raise ValueError(f"every is {self.every!r}; a number of blocks from 1, or sqrt")
-        if self.keep not in ("segments", "nothing", "products"):
-            raise ValueError(f"keep is {self.keep!r}; one of segments, nothing, products")
         if self.keep == "nothing" and self.every != 1:
             raise ValueError(f"keep=nothing splits by itself; leave every={self.every} out")
         if not 0 < self.share <= 1:
             raise ValueError(f"share is {self.share:g}; above 0, to 1 (all blocks)")
-        if self.spread not in ("on", "off"):
-            raise ValueError(f"spread is {self.spread!r}; on or off")
         if self.spread == "on" and (self.share == 1 or self.every != 1):
             raise ValueError(
                 "spread=on is of a share of single blocks; add share=0.5, without every"

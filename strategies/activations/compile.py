@@ -112,10 +112,6 @@ def check_replays(steps: list[dict[str, float]]) -> dict[str, int]:
     return {"cuda_graphs": graphs, "cuda_graph_replays": replays}
 
 
-BACKENDS = ("inductor", "aot_eager")
-MODES = (DEFAULT, "reduce-overhead")
-
-
 @dataclass(frozen=True, kw_only=True)
 class Compile(Strategy):
     """Compiles each block, or the whole model.
@@ -136,6 +132,11 @@ class Compile(Strategy):
     source: ClassVar[str] = (
         "Ansel et al. 2024, PyTorch 2 (ASPLOS); torch._functorch.config.activation_memory_budget"
     )
+    values: ClassVar[dict[str, Any]] = {
+        "scope": ("block", "model"),
+        "backend": ("inductor", "aot_eager"),
+        "mode": (DEFAULT, "reduce-overhead"),
+    }
 
     scope: str = "block"
     backend: str = "inductor"
@@ -143,10 +144,7 @@ class Compile(Strategy):
     mode: str = DEFAULT
 
     def __post_init__(self) -> None:
-        values = {"scope": ("block", "model"), "backend": BACKENDS, "mode": MODES}
-        for name, allowed in values.items():
-            if (value := getattr(self, name)) not in allowed:
-                raise ValueError(f"{name} is {value!r}; one of {', '.join(allowed)}")
+        super().__post_init__()
         if not 0 <= self.budget <= 1:
             raise ValueError(f"budget is {self.budget}; a share from 0 to 1")
         if self.budget < 1 and self.scope == "model":

@@ -146,12 +146,9 @@ class OffloadActivations(Strategy):
         "Rajbhandari et al. 2021, ZeRO-Infinity (arXiv:2104.07857), section 5.1.2; "
         "torch.autograd.graph.save_on_cpu"
     )
+    values: ClassVar[dict[str, Any]] = {"what": ("all", "checkpoints")}
 
     what: str = "all"
-
-    def __post_init__(self) -> None:
-        if self.what not in ("all", "checkpoints"):
-            raise ValueError(f"what is {self.what!r}; one of all, checkpoints")
 
     def traits(self) -> frozenset[str]:
         return frozenset({"moves_activations"})

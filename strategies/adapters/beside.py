@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from strategies.base import BadInput, Slot, demand
@@ -153,15 +153,15 @@ class Beside(Strategy):
 
     A subclass declares the fields ``targets``, ``dtype``, ``blocks`` and ``reach``, since their
     order is that of a recipe's text. ``silent``: part of the name of the one matrix of each adapter
-    that begins at zero, so that an adapter acts once it has changed. ``least``: parameter -> the
-    least whole number beside its default.
+    that begins at zero, so that an adapter acts once it has changed.
     """
 
     slot: ClassVar[Slot] = Slot.ADAPT
     alters: ClassVar[tuple[str, ...]] = ("gradients", "update")
     needs: ClassVar[tuple[str, ...]] = ("peft",)
     silent: ClassVar[str]
-    least: ClassVar[Mapping[str, int]] = {"rank": 1}
+    values: ClassVar[dict[str, Any]] = {"dtype": ("model", "fp32"), "reach": ("blocks", "model")}
+    least: ClassVar[dict[str, int]] = {"rank": 1}
 
     targets: str
     dtype: str
@@ -169,12 +169,7 @@ class Beside(Strategy):
     reach: str
 
     def __post_init__(self) -> None:
-        for name, least in self.least.items():
-            value, usual = getattr(self, name), getattr(type(self), name)
-            if value != usual and (not isinstance(value, int) or value < least):
-                raise ValueError(f"{name} is {value!r}; a whole number from {least}")
-        if self.dtype not in ("model", "fp32"):
-            raise ValueError(f"dtype is {self.dtype!r}; model, or fp32")
+        super().__post_init__()
         if not re.fullmatch(r"[\w.]+(/[\w.]+)*", self.targets):
             raise ValueError(
                 f"targets is {self.targets!r}; all, attention, ffn, or names of layers joined by "
@@ -182,8 +177,6 @@ class Beside(Strategy):
             )
         if self.blocks != "all":
             block_ranges(self.blocks)
-        if self.reach not in ("blocks", "model"):
-            raise ValueError(f"reach is {self.reach!r}; blocks, or model")
         if self.reach == "model" and self.blocks != "all":
             raise ValueError(f"reach=model adapts all blocks; leave blocks={self.blocks} out")
 

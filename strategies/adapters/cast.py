@@ -37,16 +37,14 @@ class Cast(Strategy):
         "Dettmers et al. 2022, LLM.int8() (arXiv:2208.07339), section 2 (absmax, a scale a row); "
         "diffusers, enable_layerwise_casting; OneTrainer, LinearW8A8"
     )
+    values: ClassVar[dict[str, Any]] = {"to": ("int8", "fp8"), "layers": ("blocks", "all")}
 
     to: str = "int8"
     dynamic: bool = False
     layers: str = "blocks"
 
     def __post_init__(self) -> None:
-        if self.layers not in ("blocks", "all"):
-            raise ValueError(f"layers is {self.layers!r}; one of blocks, all")
-        if self.to not in ("int8", "fp8"):
-            raise ValueError(f"to is {self.to!r}; one of int8, fp8")
+        super().__post_init__()
         if self.dynamic and self.to != "int8":
             raise ValueError(f"dynamic=on multiplies in int8; leave to={self.to} out")
 

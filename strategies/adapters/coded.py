@@ -92,14 +92,6 @@ class Product(torch.autograd.Function):
         return dx, None, None, db, None, None
 
 
-def product(
-    x: Tensor, codes: Tensor, scale: Tensor, bias: Tensor | None, to: str, dynamic: bool
-) -> Tensor:
-    """Return x @ W^T + b of a coded W; ``dynamic``: by int8 operands, if x has enough rows."""
-    enough = x.shape[:-1].numel() >= LEAST_ROWS
-    return Product.apply(x, codes, scale, bias, to, dynamic and enough)
-
-
 # ---- layers ----
 
 
@@ -125,7 +117,8 @@ class Coded(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         x = x.to(autocast_dtype(x) or x.dtype)
         bias = None if self.bias is None else self.bias.to(x.dtype)
-        return product(x, self.weight, self.scale, bias, self.to_type, self.dynamic)
+        dynamic = self.dynamic and x.shape[:-1].numel() >= LEAST_ROWS
+        return Product.apply(x, self.weight, self.scale, bias, self.to_type, dynamic)
 
 
 def code(module: nn.Module, names: Iterable[str], to: str, dynamic: bool = False) -> None:

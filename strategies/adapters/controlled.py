@@ -34,16 +34,6 @@ class Controlled(nn.Module):
         self.enter = silent(like) if first else None
         self.last = last
 
-    @property
-    def attn(self) -> nn.Module:
-        """Attention of the frozen block."""
-        return self.block.attn
-
-    @property
-    def mlp(self) -> nn.Module:
-        """MLP of the frozen block."""
-        return self.block.mlp
-
     def forward(self, x_BTD: Tensor, c_BD: Tensor) -> Tensor:
         main_BTD, side_BTD = (x_BTD, x_BTD) if self.enter else x_BTD.chunk(2, dim=1)
         if self.enter:

@@ -77,13 +77,9 @@ class Qlora(Lora):
         "quantizers/bitsandbytes/utils.py (which layers)"
     )
     needs: ClassVar[tuple[str, ...]] = ("peft", "bitsandbytes")
+    values: ClassVar[dict[str, Any]] = {**Lora.values, "layers": ("all", "blocks")}
 
     layers: str = "all"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.layers not in ("all", "blocks"):
-            raise ValueError(f"layers is {self.layers!r}; all, or blocks")
 
     def traits(self) -> frozenset[str]:
         return super().traits() | {"quantized_weights", "packed_weights"}

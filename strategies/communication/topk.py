@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from strategies.base import demand
-from strategies.communication import wire
+from strategies.communication.compress import Compression, CountedCollectives, OnTheWire
 from strategies.engine import TrainingRun
 
 
-class TopKHook(wire.Compression):
+class TopKHook(Compression):
     """Hook that sends value and index of each gradient's largest elements, and adds the rest to the
     next step's gradient, per parameter.
 
@@ -20,7 +20,7 @@ class TopKHook(wire.Compression):
     """
 
     def __init__(self, trained: TrainingRun, keep: float) -> None:
-        super().__init__(trained, self._average, wire.CountedCollectives())
+        super().__init__(trained, self._average, CountedCollectives())
         self.keep, self.world = keep, trained.accelerator.num_processes
         self.place = {id(p): i for i, p in enumerate(trained.module.parameters())}
         self.left: dict[int, Any] = {}
@@ -71,7 +71,7 @@ class TopKHook(wire.Compression):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TopK(wire.OnTheWire):
+class TopK(OnTheWire):
     """Sends the largest elements of each gradient.
 
     ``keep`` is their share. The rest waits for the next step.

@@ -39,6 +39,8 @@ class Distill(Strategy):
         "Kim et al. 2023, BK-SDM (arXiv:2305.15798)"
     )
     idle: ClassVar[str] = "it trains a student; give the trained student by --model and --weights"
+    values: ClassVar[dict[str, Any]] = {"store": ("fp32", "bf16")}
+    least: ClassVar[dict[str, int]] = {"depth": 1, "width": 1, "heads": 1}
 
     teacher: str = ""
     depth: int = 0
@@ -49,12 +51,7 @@ class Distill(Strategy):
     feature: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("depth", "width", "heads"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or value < 0:
-                raise ValueError(f"{name} is {value!r}; a whole number, the teacher's")
-        if self.store not in ("fp32", "bf16"):
-            raise ValueError(f"store is {self.store!r}; one of fp32, bf16")
+        super().__post_init__()
         if not 0 <= self.weight <= 1:
             raise ValueError(f"weight is {self.weight}; it lies in [0, 1]")
         if not 0 <= self.feature < float("inf"):

@@ -11,8 +11,6 @@ from strategies.evidence.rules import seen_by_one
 from strategies.strategy import Strategy
 from strategies.subject import Subject
 
-KINDS = ("full", "chunked", "fused", "cut")
-
 
 @dataclass(frozen=True, kw_only=True)
 class CrossEntropy(Strategy):
@@ -29,15 +27,14 @@ class CrossEntropy(Strategy):
         "Wijmans et al. 2024, Cut Your Losses (arXiv:2411.09009); "
         "torch.nn.functional.linear_cross_entropy"
     )
+    values: ClassVar[dict[str, Any]] = {"kind": ("full", "chunked", "fused", "cut")}
+    least: ClassVar[dict[str, int]] = {"chunks": 2}
 
     kind: str = "chunked"
     chunks: int = 8
 
     def __post_init__(self) -> None:
-        if self.kind not in KINDS:
-            raise ValueError(f"kind is {self.kind!r}; one of {', '.join(KINDS)}")
-        if not isinstance(self.chunks, int) or self.chunks < 2:
-            raise ValueError(f"chunks is {self.chunks!r}; a whole number from 2")
+        super().__post_init__()
         if self.kind != "chunked" and self.chunks != 8:
             raise ValueError(f"chunks are of kind=chunked; leave chunks={self.chunks} out")
 

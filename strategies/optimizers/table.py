@@ -8,7 +8,7 @@ state.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, make_dataclass
 from typing import Any, ClassVar
 
@@ -34,7 +34,8 @@ class Entry:
     """One optimizer.
 
     ``kind``: "module:Class". ``about``: docstring; its first sentence is its line in the list.
-    ``fields``: parameters and their defaults, ``ranges``: parameter -> (test, words of its range).
+    ``fields``: parameters and their defaults; ``values``, ``least``: see ``Strategy``. ``ranges``:
+    parameter -> (test, words of its range).
     ``written``: value of the parameter ``write`` -> another class. ``exact``: it computes AdamW.
     ``block``: elements that share a scale; only tensors of whole blocks have such moments.
     ``compiled``: it is torchao's, which compiles its step.
@@ -47,6 +48,8 @@ class Entry:
     moments: Moments
     needs: tuple[str, ...] = ()
     fields: Mapping[str, Any] = field(default_factory=dict)
+    values: Mapping[str, Iterable[str]] = field(default_factory=dict)
+    least: Mapping[str, int] = field(default_factory=dict)
     ranges: Mapping[str, tuple[Callable[[Any], bool], str]] = field(default_factory=dict)
     traits: frozenset[str] = frozenset({"own_state"})
     written: Mapping[str, str] = field(default_factory=dict)
@@ -64,6 +67,7 @@ class Optimizer(Strategy):
     entry: ClassVar[Entry]
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for name, (fits, words) in self.entry.ranges.items():
             value = getattr(self, name)
             if not fits(value):
@@ -313,10 +317,6 @@ MOMENTUM = {"momentum": (lambda v: 0 <= v < 1, "from 0 to below 1")}
 CAME = {"eps": (1e-30, 1e-16), "clip_threshold": 1.0}
 
 
-def _one_of(*values: str) -> tuple[Callable[[Any], bool], str]:
-    return (lambda value: value in values), f"one of {', '.join(values)}"
-
-
 TABLE: dict[str, Entry] = {
     "adamw": Entry(
         kind="torch.optim:AdamW",
@@ -329,7 +329,7 @@ TABLE: dict[str, Entry] = {
         given=lambda part, s: {**s.adam, "amsgrad": False, **KERNELS[part.impl]},
         moments=lambda part, size, sides: (2 * size, 2 * size),
         fields={"impl": "fused"},
-        ranges={"impl": _one_of(*KERNELS)},
+        values={"impl": KERNELS},
         traits=frozenset(),
         exact=True,
         base="TorchAdamW",
@@ -344,7 +344,7 @@ TABLE: dict[str, Entry] = {
         given=lambda part, s: {**s.adam, "kahan": part.write == "kahan"},
         moments=lambda part, size, sides: (2.0 * (2 + (part.write == "kahan")),) * 2,
         fields={"write": "stochastic"},
-        ranges={"write": _one_of("stochastic", "kahan")},
+        values={"write": ("stochastic", "kahan")},
         traits=frozenset(),
     ),
     "adam8bit": Entry(
@@ -357,7 +357,7 @@ TABLE: dict[str, Entry] = {
         moments=lambda part, size, sides: (4.0, 4.4) if part.write == "kahan" else (2.0, 2.4),
         needs=("bitsandbytes",),
         fields={"lib": "bnb", "write": "nearest"},
-        ranges={"lib": _one_of("bnb", "torchao"), "write": _one_of("nearest", "kahan")},
+        values={"lib": ("bnb", "torchao"), "write": ("nearest", "kahan")},
         written={"kahan": "strategies.optimizers.adam8bit_kahan:AdamW8bitKahan"},
         traits=ROUNDS,
         base="Bnb",
@@ -395,7 +395,7 @@ TABLE: dict[str, Entry] = {
         # On a CPU bitsandbytes warns and keeps ordinary memory.
         needs=("bitsandbytes", "cuda"),
         fields={"lib": "bnb"},
-        ranges={"lib": (lambda value: value == "bnb", "only bnb pages")},
+        values={"lib": ("bnb",)},
         traits=ROUNDS,
         base="Bnb",
     ),
@@ -409,7 +409,7 @@ TABLE: dict[str, Entry] = {
         given=lambda part, s: {"lr": s.learning_rate, "weight_decay": s.weight_decay},
         moments=lambda part, size, sides: (sides * (size if part.write == "nearest" else 4),) * 2,
         fields={"write": "nearest"},
-        ranges={"write": _one_of("nearest", "stochastic")},
+        values={"write": ("nearest", "stochastic")},
         written={"stochastic": "strategies.optimizers.bf16_adamw:Bf16Adafactor"},
     ),
     "came": Entry(
@@ -442,12 +442,8 @@ TABLE: dict[str, Entry] = {
         ),
         needs=("prodigyopt",),
         fields={"d0": 1e-6, "slice": 1},
-        ranges={
-            "slice": (
-                lambda v: isinstance(v, int) and v >= 1, "a whole number from 1, such as 11",
-            ),
-            "d0": (lambda v: v > 0, "above 0, such as 1e-6"),
-        },
+        least={"slice": 1},
+        ranges={"d0": (lambda v: v > 0, "above 0, such as 1e-6")},
         traits=frozenset({"own_state", "whole_gradients"}),
     ),
     "muon": Entry(
@@ -500,7 +496,8 @@ def optimizer_kind(name: str) -> type[Optimizer]:
     """Return the strategy of the table's entry ``name``."""
     entry, base = TABLE[name], globals()[TABLE[name].base]
     members = {"name": name, "entry": entry, "__doc__": entry.about, "source": entry.source}
-    members |= {"needs": entry.needs, "__module__": __name__}
+    members |= {"needs": entry.needs, "values": entry.values, "least": entry.least}
+    members["__module__"] = __name__
     if not entry.exact:
         members["alters"] = ("update",)
     given = [(n, type(value), field(default=value)) for n, value in entry.fields.items()]

@@ -12,9 +12,6 @@ from strategies.precision.mixed import Bf16
 from strategies.subject import Subject
 from strategies.workloads import TRAIN
 
-SCALINGS = ("tensorwise", "rowwise")
-"""Parts of a matrix that share a scale."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Fp8(Bf16):
@@ -40,17 +37,17 @@ class Fp8(Bf16):
     )
     needs: ClassVar[tuple[str, ...]] = ("bf16", "torchao", "fp8")
     own_layers: ClassVar[bool] = True
+    values: ClassVar[dict[str, Any]] = {
+        "scaling": ("tensorwise", "rowwise"),
+        "gather": ("whole", "fp8"),
+    }
 
     emulate: bool = False
     scaling: str = "tensorwise"
     gather: str = "whole"
 
     def __post_init__(self) -> None:
-        allowed = {"scaling": SCALINGS, "gather": ("whole", "fp8")}
-        for name, values in allowed.items():
-            if getattr(self, name) not in values:
-                text = f"{name} is {getattr(self, name)!r}"
-                raise ValueError(f"{text}; one of {', '.join(values)}")
+        super().__post_init__()
         if self.gather == "fp8" and self.scaling != "tensorwise":
             raise ValueError("gather=fp8 has one scale a weight; leave scaling out")
 

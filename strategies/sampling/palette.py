@@ -24,6 +24,7 @@ class Palette(Stored):
         "Han et al. 2015, Deep Compression (arXiv:1510.00149), 3; Lloyd 1982; after coremltools' "
         "palettization"
     )
+    least: ClassVar[dict[str, int]] = {"rows": 1}
 
     bits: int = 4
     rows: int = 0
@@ -31,8 +32,7 @@ class Palette(Stored):
     def __post_init__(self) -> None:
         if not isinstance(self.bits, int) or not 2 <= self.bits <= 8:
             raise ValueError(f"bits is {self.bits!r}; a whole number from 2 to 8")
-        if not isinstance(self.rows, int) or self.rows < 0:
-            raise ValueError(f"rows is {self.rows!r}; a whole number from 1, or 0: all of a matrix")
+        super().__post_init__()
 
     def refuses(self, launch: RunContext) -> str | None:
         width = launch.subject.dimensions.width

@@ -37,9 +37,6 @@ class Caller:
             p.grad = gradient if p.grad is None else p.grad + gradient
 
 
-CALLS = ("retain_graph", "autograd_grad")
-
-
 @dataclass(frozen=True, kw_only=True)
 class Backward(Strategy):
     """Runs backward in a way that costs memory.
@@ -53,12 +50,9 @@ class Backward(Strategy):
     name: ClassVar[str] = "backward"
     slot: ClassVar[Slot] = Slot.STEP
     source: ClassVar[str] = "torch.autograd.grad and Tensor.backward, as posts use them"
+    values: ClassVar[dict[str, Any]] = {"call": ("retain_graph", "autograd_grad")}
 
     call: str = "retain_graph"
-
-    def __post_init__(self) -> None:
-        if self.call not in CALLS:
-            raise ValueError(f"call is {self.call!r}; one of {', '.join(CALLS)}")
 
     def configure(self, accelerator: Any, module: Any, launch: RunContext) -> None:
         parameters = [p for p in module.parameters() if p.requires_grad]
@@ -100,12 +94,9 @@ class Accumulate(Strategy):
     source: ClassVar[str] = (
         "accelerate, Accelerator.accumulate; Goyal et al. 2017 (arXiv:1706.02677)"
     )
+    least: ClassVar[dict[str, int]] = {"steps": 2}
 
     steps: int = 2
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.steps, int) or self.steps < 2:
-            raise ValueError(f"steps is {self.steps!r}; a whole number from 2")
 
     def accelerator_kwargs(self, launch: RunContext) -> dict[str, Any]:
         return {"gradient_accumulation_steps": self.steps}

@@ -193,12 +193,9 @@ class Ema(Strategy):
     name: ClassVar[str] = "ema"
     slot: ClassVar[Slot] = Slot.AVERAGE
     source: ClassVar[str] = "Polyak and Juditsky 1992; facebookresearch/DiT train.py (decay 0.9999)"
+    values: ClassVar[dict[str, Any]] = {"place": ("device", "cpu", "none")}
 
     place: str = "device"
-
-    def __post_init__(self) -> None:
-        if self.place not in ("device", "cpu", "none"):
-            raise ValueError(f"place is {self.place!r}; one of device, cpu, none")
 
     def attach(self, trained: TrainingRun) -> Average | None:
         if self.place == "none":

@@ -34,9 +34,8 @@ from strategies.evidence import states
 from strategies.losses import functions
 from strategies.losses.cross_entropy import CrossEntropy
 from strategies.optimizers.table import TABLE
-from strategies.precision.bfloat import Bf16Pure
 from strategies.precision.fp8 import Fp8
-from strategies.precision.mixed import Bf16, Fp16, Fp16Pure, Fp32, Tf32
+from strategies.precision.mixed import Bf16, Bf16Pure, Fp16, Fp16Pure, Fp32, Tf32
 from strategies.sampling import eight_bits
 from strategies.sampling.palette import Palette
 from strategies.sampling.quantised import Float8, Int8, Nf4

@@ -13,7 +13,7 @@ from harness.memory.traced_step import register_living
 from harness.memory.tracer import Tracer
 from strategies import parse
 from strategies.base import NotInForce, Settings
-from strategies.communication import compress, topk, wire
+from strategies.communication import compress, topk
 from strategies.communication.compress import Compress
 from strategies.communication.topk import TopK
 from strategies.engine import TrainingRun
@@ -24,8 +24,8 @@ LAUNCH = parse("ddp").launch("cpu", 1, SUBJECT)
 
 def dense(self, trained):
     """torch's own all-reduce, counted."""
-    hooks, _, counted = wire.counted_hooks()
-    return wire.Compression(trained, lambda bucket: hooks.allreduce_hook(None, bucket), counted)
+    hooks, _, counted = compress.counted_hooks()
+    return compress.Compression(trained, lambda bucket: hooks.allreduce_hook(None, bucket), counted)
 
 
 class Forgetful(topk.TopKHook):

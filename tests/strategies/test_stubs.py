@@ -20,8 +20,7 @@ from conftest import (
 
 from strategies import CATALOG, parse
 from strategies.base import NotInForce
-from strategies.precision.bfloat import Bf16Master
-from strategies.precision.mixed import Fp32
+from strategies.precision.mixed import Bf16Master, Fp32
 from strategies.sharding import sharding_kinds
 from tests.made.mission import FITTING
 from tests.made.recipes import TRAINED_HERE

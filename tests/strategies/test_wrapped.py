@@ -37,7 +37,7 @@ def test_a_product_in_int8_and_its_gradient_are_those_of_the_rounded_matrices():
     x, w = torch.randn(2, 24, 64, requires_grad=True), torch.randn(48, 64)
     codes, scale = coded.coded(w, "int8")
     gradient = torch.randn(2, 24, 48)
-    out = coded.product(x, codes, scale, None, "int8", dynamic=True)
+    out = coded.Product.apply(x, codes, scale, None, "int8", True)
     out.backward(gradient)
 
     def rounded(rows):
