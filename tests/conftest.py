@@ -10,7 +10,6 @@ import importlib
 import json
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -144,39 +143,10 @@ class OnDemand(dict[str, Any]):
         return self[name]
 
 
-def launched(
-    spec: Spec,
-    folder: Path,
-    *extra: str,
-    module: str = "harness.train",
-    file: Path | None = None,
-    timeout: float = 300,
-) -> Result:
-    """``spec`` run by accelerate as the harness does, with another module or launch file if given,
-    and further words for the worker."""
-    case = Case(spec, extra, module=module, file=file)
-    return launch.run(
-        resolve(spec),
-        folder,
-        timeout=timeout,
-        argv=lambda port: case.line(folder, port),
-        added=ALONE,
-    )
-
-
-def counted(spec: Spec, folder: Path, recipes: Iterable[str], **variables: str) -> dict[str, Any]:
-    """Recipe -> what ``tests.children.counted`` counted of it on rank 0 of real processes."""
-    library, source = folder / "allocations.so", Path("tests/children/allocations.cpp")
-    compiler = os.environ.get("CXX", "c++")
-    words = [compiler, "-O2", "-shared", "-fPIC", str(source), "-o", str(library)]
-    subprocess.run(words, check=True)
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in {"LD_PRELOAD": str(library), **variables}.items():
-            patch.setenv(name, value)
-        module, limit = "tests.children.counted", 900  # compiled recipes take minutes
-        row = launched(spec, folder, "--several", *recipes, module=module, timeout=limit)
-    assert (folder / "counted.json").exists(), row.log_tail
-    return json.loads((folder / "counted.json").read_text())
+def launched(spec: Spec, folder: Path, *extra: str) -> Result:
+    """``spec`` run by accelerate as the harness does, with further words for the worker."""
+    case, more = Case(spec, extra), {"timeout": 300, "added": ALONE}
+    return launch.run(resolve(spec), folder, argv=lambda port: case.line(folder, port), **more)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -227,10 +197,10 @@ class Case:
         }
 
 
-def begin() -> one_start.Start:
-    """One start for all runs and predictions of this process."""
-    own = {"DS_ACCELERATOR": "cpu"}  # read when DeepSpeed is imported
-    return one_start.Start(command.inherited() | command.environment(resolve(TINY)) | ALONE | own)
+def begin(**more: str) -> one_start.Start:
+    """A start for all runs and predictions of this process, with ``more`` variables."""
+    own = {**ALONE, **more, "DS_ACCELERATOR": "cpu"}  # read when DeepSpeed is imported
+    return one_start.Start(command.inherited() | command.environment(resolve(TINY)) | own)
 
 
 def launched_together(cases: dict[str, Case], folder: Path) -> dict[str, Result]:

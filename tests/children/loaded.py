@@ -1,40 +1,34 @@
-"""Several recipes' set-up, one after another in one start: first weights, and the peak of loading.
+"""What one rank has when a recipe is set up: ``loaded-RANK.json`` has the digest of first weights,
+bytes of tensors at the peak of "load", and parameters that are not the subject's draws.
 
-Started by accelerate as ``tests.children.traced`` is. Each rank writes ``loaded-RANK.json``: recipe
--> digest, bytes of tensors at the peak of "load", parameters that are not the subject's draws,
-and notes. A recipe that ends in " whole" is one whose subject draws nothing by name.
+Started by accelerate instead of ``harness.train``. With ``WHOLE`` set the subject draws nothing by
+name.
 """
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
-import gc
 import os
 import sys
-from pathlib import Path
-from typing import Any
-from unittest import mock
 
 from harness import train
 from harness.json_files import write_json
 from harness.memory.record import phase_peaks
 from harness.memory.tracer import Tracer
-from harness.spec import Spec, from_arguments
+from harness.resolve import resolve
+from harness.spec import from_arguments
 from harness.subjects.dit.subject import Dit
 from harness.worker import setup
-from tests.children.traced import ready
-
-WHOLE = " whole"
 
 
-def loaded(spec: Spec, folder: Path) -> dict[str, Any]:
-    """What one rank has when ``spec`` is set up, and what it took."""
-    gc.collect()
-    resolved, accelerator, feed = ready(spec)
-    tracer = Tracer({"cpu": "device"})
+def main() -> None:
+    options = train.parse_options(sys.argv[1:])
+    resolved = resolve(from_arguments(options))
+    if os.environ.get("WHOLE"):
+        Dit.draws = lambda *given: None
+    accelerator = setup.make_accelerator(resolved)
+    feed, tracer = setup.build_feed(resolved, accelerator), Tracer({"cpu": "device"})
     with tracer:
-        run = setup.prepare(resolved, feed, accelerator, folder / "nvme", tracer.enter)
+        run = setup.prepare(resolved, feed, accelerator, options.out / "nvme", tracer.enter)
     wanted = dict(setup.build_model(resolved).named_parameters())
     names = [n for n, _ in run.trained.module.named_parameters()]
     whole = run.trained.engine.whole(run.trained, list(run.trained.module.parameters()))
@@ -43,21 +37,9 @@ def loaded(spec: Spec, folder: Path) -> dict[str, Any]:
         n.replace(".base_layer", ""): p.detach().clone() for n, p in zip(names, whole, strict=True)
     }
     odd = [n for n, p in first.items() if n in wanted and not p.equal(wanted[n].to(p.dtype))]
-    missing = sorted(wanted.keys() - first.keys())
+    odd += sorted(wanted.keys() - first.keys())
     peak = phase_peaks(tracer.record, "device")["load"]
-    return {"digest": run.digest, "peak": peak, "odd": odd + missing, "notes": run.notes}
-
-
-def main() -> None:
-    cut = sys.argv.index("--several")
-    options = train.parse_options(sys.argv[1:cut])
-    spec, found = from_arguments(options), {}
-    for recipe in sys.argv[cut + 1 :]:
-        one = dataclasses.replace(spec, recipe=recipe.removesuffix(WHOLE))
-        with contextlib.ExitStack() as stack:
-            if recipe.endswith(WHOLE):
-                stack.enter_context(mock.patch.object(Dit, "draws", lambda *given: None))
-            found[recipe] = loaded(one, options.out)
+    found = {"digest": run.digest, "peak": peak, "odd": odd}
     write_json(options.out / f"loaded-{os.environ['RANK']}.json", found)
 
 

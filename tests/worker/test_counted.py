@@ -3,9 +3,15 @@ step by c10's allocator, and categories by the formulas of ZeRO."""
 
 from __future__ import annotations
 
-import pytest
-from conftest import counted
+import dataclasses
+import json
+import os
+import subprocess
 
+import pytest
+from conftest import Case, begin
+
+from harness import ROOT
 from harness.memory.record import as_measured
 from harness.planner import pool
 from harness.resolve import resolve
@@ -27,7 +33,20 @@ SLACK = 0.002
 @pytest.fixture(scope="module")
 def pairs(tmp_path_factory):
     """Recipe -> the traced categories of rank 0, and the peak by that count."""
-    return counted(PAIR, tmp_path_factory.mktemp("counted"), RECIPES)
+    folder, found = tmp_path_factory.mktemp("counted"), {}
+    library, source = folder / "allocations.so", ROOT / "tests/children/allocations.cpp"
+    compiler = [os.environ.get("CXX", "c++"), "-O2", "-shared", "-fPIC"]
+    subprocess.run([*compiler, str(source), "-o", str(library)], check=True)
+    start = begin(LD_PRELOAD=str(library))
+    for recipe in RECIPES:
+        own, log = folder / recipe, folder / f"{recipe}.log"
+        own.mkdir()
+        case = Case(dataclasses.replace(PAIR, recipe=recipe), module="tests.children.counted")
+        start.case(case.asked(own), log, seconds=300)
+        assert (own / "counted.json").exists(), log.read_text()
+        found[recipe] = json.loads((own / "counted.json").read_text())
+    start.close()
+    return found
 
 
 @pytest.mark.parametrize("recipe", RECIPES)

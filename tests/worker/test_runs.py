@@ -91,28 +91,22 @@ def run(request, runs) -> tuple[Result, Path]:
     return runs(request.param)
 
 
-every = pytest.mark.parametrize("run", launchable(ALL, OFTEN), indirect=True)
 zero = pytest.mark.parametrize("run", launchable(ZERO, OFTEN), indirect=True)
 
 
 # -- one run ----------------------------------------------------------------------------------
 
 
-@every
-def test_the_run_is_ok_audited_and_shows_every_part(run):
+@pytest.mark.parametrize("run", launchable(ALL, OFTEN), indirect=True)
+def test_the_run_is_ok_and_shows_every_part_and_phase_and_plausible_memory(run):
     row, _ = run
     assert row.status is Status.OK, f"{row.reason}\n{row.log_tail}"
     assert [check for check in row.audit if not check.ok] == []
-    parts = parse(row.spec.recipe).strategies
-    names = {check.name for check in row.audit}
-    assert {f"evidence: {part}" for part in parts} <= names
-    assert {"global batch", "optimizer steps", "data order", "gradient clipping"} <= names
+    parts, names = parse(row.spec.recipe).strategies, {check.name for check in row.audit}
+    assert names >= {f"evidence: {part}" for part in parts}
+    assert names >= {"global batch", "optimizer steps", "data order", "gradient clipping"}
     assert set(row.evidence) == {part.name for part in parts} and all(row.evidence.values())
 
-
-@every
-def test_memory_has_every_phase_and_plausible_categories(run):
-    row, _ = run
     phases = {"load", "prepare", "first_step", "steady", "forward", "backward", "optimizer"}
     for rank in row.ranks:
         assert phases <= set(rank.phases)
@@ -121,8 +115,7 @@ def test_memory_has_every_phase_and_plausible_categories(run):
         # Swapped state is not in memory at the peak of a forward or backward.
         if "nvme" not in row.spec.recipe:
             hosted = found.host.optimizer_state if found.host else 0
-            both = "partial" in row.spec.recipe
-            assert ((found.optimizer_state > 0) is not (hosted > 0)) is not both and found.ema > 0
+            assert (found.optimizer_state > 0) is not (hosted > 0) and found.ema > 0
         assert found.placed_by == BY_ENGINE
         assert (found.host is not None) is any(word in row.spec.recipe for word in ("_off", "nvme"))
         stepped = max(rank.phases[p].allocated for p in ("forward", "backward", "optimizer"))
