@@ -48,7 +48,6 @@ def medians(row: Row) -> list[float]:
 
 
 def within(row: Row) -> Spread | None:
-    """Of the steps within runs."""
     return spread(run.steps for run in row.runs)
 
 
@@ -71,7 +70,7 @@ def own(group: Group) -> Floor | None:
         return None
     again = [row for row in group.rows if len(row.runs) > 1]
     again.sort(key=lambda row: -len(row.runs))
-    again.sort(key=lambda row: not row.is_reference)
+    again.sort(key=lambda row: row is not group.reference)
     return Floor(runs, usual_steps(group), again, None)
 
 
@@ -90,7 +89,7 @@ def floor_of(group: Group) -> Floor | None:
     found = own(group)
     if found:
         return found
-    for other in group.of.ordered:
+    for other in group.results.ordered:
         lent = own(other) if (other.device, other.gpu) == (group.device, group.gpu) else None
         if lent:
             return Floor(lent.runs, usual_steps(group) or lent.steps, lent.again, other)

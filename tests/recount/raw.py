@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -12,112 +11,61 @@ NOT_WORK = ("recipe", "processes", "repeat")
 """Fields of a spec in which rows that are compared may differ."""
 
 
-@dataclass(eq=False)
 class Run:
     """One process group that ran: ``data`` is its result.json."""
 
-    data: dict[str, Any]
-
-    @property
-    def spec(self) -> dict[str, Any]:
-        return self.data["spec"]
-
-    @property
-    def recipe(self) -> str:
-        return self.spec["recipe"]
-
-    @property
-    def ranks(self) -> list[dict[str, Any]]:
-        return self.data["ranks"]
-
-    @cached_property
-    def steps(self) -> list[float]:
-        """Seconds of each timed step, the slowest rank's."""
-        return [max(step) for step in zip(*(r["step_seconds"] for r in self.ranks), strict=False)]
-
-    @property
-    def status(self) -> str:
-        """ "ok" only with an audit that holds and steps that were timed."""
-        status = self.data["status"]
-        proven = all(check["ok"] for check in self.data["audit"]) and bool(self.steps)
-        return "void" if status == "ok" and not proven else status
-
-    @property
-    def recorded(self) -> bool:
-        return bool(self.spec.get("profile") or self.spec.get("snapshot"))
-
-    @property
-    def device(self) -> str:
-        facts = self.data["environment"]
+    def __init__(self, data: dict[str, Any]) -> None:
+        self.data, self.spec, self.ranks = data, data["spec"], data["ranks"]
+        # Seconds of each timed step, the slowest rank's.
+        self.steps = [max(s) for s in zip(*(r["step_seconds"] for r in self.ranks), strict=False)]
+        facts = data["environment"]
         name = facts.get("device") or self.spec["device"]
-        return str(facts.get("cpu") or name) if name == "cpu" else str(name)
+        self.device = str(facts.get("cpu") or name) if name == "cpu" else str(name)
+        # What rows that are compared share.
+        spec = {k: v for k, v in self.spec.items() if k not in NOT_WORK}
+        shared = [spec, data["meter"], self.device, facts.get("code", "")]
+        self.work = json.dumps(shared, sort_keys=True)
 
     @property
-    def work(self) -> str:
-        """What rows that are compared share."""
-        spec = {k: v for k, v in self.spec.items() if k not in NOT_WORK}
-        code = self.data["environment"].get("code", "")
-        return json.dumps([spec, self.data["meter"], self.device, code], sort_keys=True)
+    def counts(self) -> bool:
+        """Ended well, with an audit that holds and steps that were timed, and without a recorder
+        that slows them."""
+        proven = all(check["ok"] for check in self.data["audit"]) and bool(self.steps)
+        recorded = self.spec.get("profile") or self.spec.get("snapshot")
+        return self.data["status"] == "ok" and proven and not recorded
 
 
-@dataclass(eq=False)
 class Row:
     """The repetitions of one run."""
 
-    runs: list[Run]
-    group: Group = field(repr=False)
-
-    @property
-    def first(self) -> dict[str, Any]:
-        return self.runs[0].data
-
-    @property
-    def spec(self) -> dict[str, Any]:
-        return self.runs[0].spec
-
-    @property
-    def recipe(self) -> str:
-        return self.spec["recipe"]
-
-    @property
-    def parts(self) -> frozenset[str]:
-        return frozenset(self.recipe.split("+"))
+    def __init__(self, group: Group, run: Run) -> None:
+        self.group, self.runs = group, [run]
+        self.first, self.spec = run.data, run.spec
+        self.parts = frozenset(run.spec["recipe"].split("+"))
 
     @property
     def ranks(self) -> list[dict[str, Any]]:
         return [rank for run in self.runs for rank in run.ranks]
 
-    @cached_property
+    @property
     def label(self) -> str:
         """The recipe, with the processes where it ran on several numbers of them."""
-        alike = [row for row in self.group.rows if row.recipe == self.recipe]
-        return f"{self.recipe} x{self.spec['processes']}" if len(alike) > 1 else self.recipe
-
-    @property
-    def is_reference(self) -> bool:
-        return self is self.group.reference
+        recipe = self.spec["recipe"]
+        alike = [row for row in self.group.rows if row.spec["recipe"] == recipe]
+        return f"{recipe} x{self.spec['processes']}" if len(alike) > 1 else recipe
 
 
-@dataclass(eq=False)
 class Group:
     """Rows that did the same work on the same device."""
 
-    of: ResultSet = field(repr=False)
-    rows: list[Row] = field(default_factory=list)
-
-    @property
-    def wanted(self) -> str:
-        """The recipe that the suite names as the reference."""
-        return self.of.suite["reference"]
-
-    @property
-    def device(self) -> str:
-        return self.reference.runs[0].device
+    def __init__(self, results: ResultSet) -> None:
+        self.results = results
+        self.rows: list[Row] = []
 
     @cached_property
     def reference(self) -> Row:
         """The row that the suite names, else plain ddp, else the simplest exact one."""
-        for name in (self.wanted, "ddp"):
+        for name in (self.results.wanted, "ddp"):
             named = [row for row in self.rows if row.parts == frozenset(name.split("+"))]
             if named:
                 return named[0]
@@ -125,38 +73,34 @@ class Group:
         return min(exact or self.rows, key=lambda row: len(row.parts))
 
     @property
+    def device(self) -> str:
+        return self.reference.runs[0].device
+
+    @property
     def gpu(self) -> bool:
         return self.reference.first["meter"] == "cuda"
 
 
-@dataclass(eq=False)
 class ResultSet:
-    """A folder of results, read anew."""
+    """A folder of results, read anew; ``wanted`` is the recipe that its suite names as the
+    reference."""
 
-    folder: Path
-
-    @cached_property
-    def suite(self) -> dict[str, Any]:
-        return json.loads((self.folder / "suite.json").read_text())
-
-    @cached_property
-    def runs(self) -> list[Run]:
-        paths = sorted(self.folder.glob("runs/*/result.json"))
-        return [Run(json.loads(p.read_text())) for p in paths]
-
-    @cached_property
-    def groups(self) -> list[Group]:
+    def __init__(self, folder: Path) -> None:
+        self.wanted = json.loads((folder / "suite.json").read_text())["reference"]
         works: dict[str, Group] = {}
-        rows: dict[str, Row] = {}
-        for run in self.runs:
-            if run.status == "ok" and not run.recorded:
-                group = works.setdefault(run.work, Group(self))
-                own = json.dumps([run.work, run.spec["recipe"], run.spec["processes"]])
-                if own not in rows:
-                    rows[own] = Row([], group)
-                    group.rows.append(rows[own])
+        rows: dict[tuple[Any, ...], Row] = {}
+        for path in sorted(folder.glob("runs/*/result.json")):
+            run = Run(json.loads(path.read_text()))
+            own = run.work, run.spec["recipe"], run.spec["processes"]
+            if not run.counts:
+                continue
+            if own in rows:
                 rows[own].runs.append(run)
-        return list(works.values())
+                continue
+            group = works.setdefault(run.work, Group(self))
+            rows[own] = Row(group, run)
+            group.rows.append(rows[own])
+        self.groups = list(works.values())
 
     @cached_property
     def ordered(self) -> list[Group]:
@@ -164,7 +108,7 @@ class ResultSet:
 
         def place(group: Group) -> tuple[int, ...]:
             parts = [row.parts for row in group.rows]
-            names = [frozenset(name.split("+")) in parts for name in (group.wanted, "ddp")]
+            names = [frozenset(name.split("+")) in parts for name in (self.wanted, "ddp")]
             most = max(len(row.runs) for row in group.rows)
             named = names.index(True) if True in names else 2
             return (named, -len(group.rows), -most)
