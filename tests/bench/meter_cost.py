@@ -55,72 +55,53 @@ def main() -> None:
     for pair in range(given.pairs):
         turn = pair % len(KINDS)
         for kind in KINDS[turn:] + KINDS[:turn]:
-            seen[kind].append(asked(kind))
-    for kind in KINDS:
-        tell(kind, seen[kind], seen["plain"])
-
-
-def asked(kind: str) -> dict[str, float]:
-    """Medians of one process of this kind."""
-    env = {name: value for name, value in os.environ.items() if name not in ALLOCATOR}
-    env |= ALLOCATOR if kind == "measured" else {}
-    words = [sys.executable, *sys.argv, "--as", kind]
-    done = subprocess.run(words, cwd=ROOT, env=env, capture_output=True, text=True)
-    if done.returncode:
-        raise SystemExit(done.stderr[-2000:])
-    return json.loads(done.stdout.splitlines()[-1])
-
-
-def tell(kind: str, seen: list[dict[str, float]], plain: list[dict[str, float]]) -> None:
-    """A line of one kind: its medians, and by how much each pair is off."""
-    middle = {name: statistics.median(one[name] for one in seen) for name in seen[0]}
-    line = f"{kind:9} wall {middle['wall'] * 1e3:8.1f} ms  CPU {middle['cpu'] * 1e3:8.1f} ms"
-    print(f"{line}  minor faults {middle['faults']:9.0f}")
-    for name in ("wall", "cpu") if kind != "plain" else ():
-        off = sorted(100 * (a[name] / b[name] - 1) for a, b in zip(seen, plain, strict=True))
-        spread = f"pairs {off[0]:+.2f} to {off[-1]:+.2f}"
-        print(f"          {name} off by {statistics.median(off):+.2f} % ({spread})")
+            env = {name: value for name, value in os.environ.items() if name not in ALLOCATOR}
+            env |= ALLOCATOR if kind == "measured" else {}
+            words = [sys.executable, *sys.argv, "--as", kind]
+            done = subprocess.run(words, cwd=ROOT, env=env, capture_output=True, text=True)
+            if done.returncode:
+                raise SystemExit(done.stderr[-2000:])
+            seen[kind].append(json.loads(done.stdout.splitlines()[-1]))
+    for kind, found in seen.items():
+        wall, cpu = (statistics.median(one[name] for one in found) for name in ("wall", "cpu"))
+        print(f"{kind:9} wall {wall * 1e3:8.1f} ms  CPU {cpu * 1e3:8.1f} ms")
+        for name in ("wall", "cpu") if kind != "plain" else ():
+            pairs = zip(found, seen["plain"], strict=True)
+            off = sorted(100 * (a[name] / b[name] - 1) for a, b in pairs)
+            spread = f"pairs {off[0]:+.2f} to {off[-1]:+.2f}"
+            print(f"          {name} off by {statistics.median(off):+.2f} % ({spread})")
 
 
 def steps_of(given: argparse.Namespace) -> dict[str, float]:
-    """Medians of the seconds, CPU seconds and faults of this process's steps."""
+    """Medians of the seconds and CPU seconds of this process's steps."""
     chosen = {"recipe": given.recipe, "model": given.model, "global_batch": given.global_batch}
     resolved = resolve(Spec(**chosen, steps=given.steps, warmup=WARMUP, device=given.device))
     accelerator = setup.make_accelerator(resolved)
     feed = setup.build_feed(resolved, accelerator)
     setup.rehearse(resolved, accelerator)
     meter, log = make_meter(accelerator.device), Log()
+    measured = given.kind == "measured"
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        bare = given.kind != "measured"
-        begun = (lambda phase: None) if bare else meter.enter
+        begun = meter.enter if measured else lambda phase: None
         run = setup.prepare(resolved, feed, accelerator, folder / "nvme", begun)
-        if bare:
-            samples.keep_freed()
-            bare_steps(run, log, meter.synchronize, given.steps)
-        else:
+        if measured:
             reporter = Reporter(folder, 0)
             reporter.peak = meter.peak_bytes
             measured_steps(Bench(
                 resolved=resolved, folder=folder, reporter=reporter, meter=meter, run=run, log=log
             ))  # fmt: skip
-    used = log.used[log.timed_from :]
-    return {
-        "wall": statistics.median(log.seconds[log.timed_from :]),
-        "cpu": statistics.median(step.cpu_seconds for step in used),
-        "faults": statistics.median(step.minor_faults for step in used),
-    }
-
-
-def bare_steps(run, log: Log, synchronize, count: int) -> None:
-    """As many steps as a run takes, with nothing but a clock around them."""
-    for _ in range(BEFORE + count):
-        before, start = samples.now(), time.perf_counter()
-        optimizer_step(run, run.trained.optimizer_steps, log)
-        synchronize()
-        log.seconds.append(time.perf_counter() - start)
-        log.used.append(samples.now() - before)
-    log.timed_from = BEFORE
+        else:
+            samples.keep_freed()
+            for _ in range(BEFORE + given.steps):  # nothing but a clock around them
+                before, start = samples.now(), time.perf_counter()
+                optimizer_step(run, run.trained.optimizer_steps, log)
+                meter.synchronize()
+                log.seconds.append(time.perf_counter() - start)
+                log.used.append(samples.now() - before)
+            log.timed_from = BEFORE
+    cpu = statistics.median(step.cpu_seconds for step in log.used[log.timed_from :])
+    return {"wall": statistics.median(log.seconds[log.timed_from :]), "cpu": cpu}
 
 
 if __name__ == "__main__":

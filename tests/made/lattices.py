@@ -32,45 +32,42 @@ def rows_of(base: Spec, gpus: int, batch: int = 1, half: tuple[str, ...] = HALF)
     return lattice(row, gpus > 1, half, whole_only=False)
 
 
-def again_of(one: Point) -> float:
-    """The share of the forward pass that backward repeats."""
-    return 0.3 if one.part != "block" else 0.15 if one.products else one.share
-
-
 def work(row: Resolved, tokens: float) -> list[Work]:
     """Products, casts, copies and collectives of a step, in proportion to ``tokens``."""
     one, size, ranks = Point(row), row.subject.parameters, row.launch.processes
     frozen = one.adapted
-    flops = int(2e3 * tokens * size)
-    again, kept = again_of(one), size * (1 if frozen else 3)
+    # The share of the forward pass that backward repeats.
+    again = 0.3 if one.part != "block" else 0.15 if one.products else one.share
+    found: list[Work] = []
 
-    def op(phase: str, kind: str, count: float, **more: int) -> Work:
-        given = {"flops": 0, "bytes": 0, **more}
-        return Work(phase=phase, kind=kind, dtype="bfloat16", count=max(1, round(count)), **given)
+    def op(phase: str, kind: str, count: float = 1, **more: int) -> None:
+        given = {"flops": 0, "bytes": 0, **more, "count": max(1, round(count))}
+        found.append(Work(phase=phase, kind=kind, dtype="bfloat16", **given))
 
-    found = [op("forward", "product", 100, flops=flops // 100)]
-    found += [op("backward", "product", 100 * (again + 1 + (not frozen)), flops=flops // 100)]
-    found += [op(phase, "memory", 50, bytes=size // 50) for phase in ("forward", "backward")]
+    def both(kind: str, size: float, count: int = 1) -> None:
+        for phase in ("forward", "backward"):
+            op(phase, kind, count, bytes=int(size) // count)
+
+    flops = int(2e3 * tokens * size) // 100
+    op("forward", "product", 100, flops=flops)
+    op("backward", "product", 100 * (again + 1 + (not frozen)), flops=flops)
+    both("memory", size, 50)
     if one.quantized or one.weight_bytes == 4:
-        found += [op(phase, "memory", 20, bytes=size // 4) for phase in ("forward", "backward")]
+        both("memory", 5 * size, 20)
     if one.moved:
-        bytes_each = int(0.1 * size * tokens if one.share else 2 * size * tokens)
-        found += [op(phase, "streamed", 1, bytes=bytes_each) for phase in ("forward", "backward")]
+        both("streamed", (0.1 if one.share else 2) * size * tokens)
     if one.swapped:
-        moved = int(one.hosted_bytes * one.streamed)
-        found += [op(phase, "streamed", 1, bytes=moved) for phase in ("forward", "backward")]
-    if "host_optimizer" in row.launch.traits and not frozen:
-        found += [op("optimizer", "host", 1, bytes=28 * size // ranks)]
-    elif not frozen:
-        found += [op("optimizer", "memory", 10, bytes=kept // 10)]
+        both("streamed", one.hosted_bytes * one.streamed)
+    if not frozen:
+        hosted = "host_optimizer" in row.launch.traits
+        op("optimizer", "host" if hosted else "memory", 1 if hosted else 10,
+           bytes=28 * size // ranks if hosted else 3 * size // 10)  # fmt: skip
     if row.launch.engine.place("parameters") != "device":
-        found += [op(phase, "transfer", 1, bytes=2 * size // ranks) for phase in
-                  ("forward", "backward")]  # fmt: skip
+        both("transfer", 2 * size // ranks)
     if "split_parameters" in row.launch.traits:
-        found += [op(phase, "collective", 57, bytes=2 * size // 57) for phase in
-                  ("forward", "backward")]  # fmt: skip
+        both("collective", 2 * size, 57)
     if ranks > 1 and not frozen:
-        found += [op("backward", "overlapped", 57, bytes=4 * size // 57)]
+        op("backward", "overlapped", 57, bytes=4 * size // 57)
     return found
 
 

@@ -212,7 +212,7 @@ def test_no_recorded_recipe_dominates_the_answer_of_a_plan(question, monkeypatch
                        lambda row: shipped[str(row.recipe)])  # fmt: skip
     assert all(proof.recorded for proof in proofs), "another recipe would be traced"
     for proof in proofs:
-        every = [fit for fit in known.values()
+        every = [fit for fit in shipped.values()
                  if fit and fit.seconds and ("lora" in fit.label) == proof.adapters]  # fmt: skip
         assert len(every) > 3 and fault(proof.best, every) == ""
 
