@@ -80,7 +80,7 @@ def check_data(name: str, *, thorough: bool = True) -> DataFacts:
     if kind == "latents":
         if not detail:
             raise BadInput("latents needs a folder; write latents:PATH")
-            from harness.data.latents import Folder
+        from harness.data.latents import Folder
 
         return folder_facts(Folder(detail, thorough=thorough))
     if kind in ("vae", "vae_small"):
