@@ -34,6 +34,16 @@ class Controlled(nn.Module):
         self.enter = silent(like) if first else None
         self.last = last
 
+    # The names of a subject's layers, such as blocks.0.attn.qkv, lead to the frozen block.
+
+    @property
+    def attn(self) -> nn.Module:
+        return self.block.attn
+
+    @property
+    def mlp(self) -> nn.Module:
+        return self.block.mlp
+
     def forward(self, x_BTD: Tensor, c_BD: Tensor) -> Tensor:
         main_BTD, side_BTD = (x_BTD, x_BTD) if self.enter else x_BTD.chunk(2, dim=1)
         if self.enter:
