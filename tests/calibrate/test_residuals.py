@@ -125,11 +125,6 @@ def test_files_of_the_store_that_are_none_are_passed_over(tmp_path):
     assert store.file_of(made(), tmp_path).name == "nvidia-h200-580.65-2.13.0.json"
 
 
-def test_what_is_said_of_one_names_its_rows_and_its_uncertainty():
-    assert "Times fitted to 4 measured rows, each within 3 %" in store.applied(made()).words
-    assert "Too few measured rows" in store.applied(made(rows=[])).words
-
-
 def test_a_range_covers_nine_of_ten_sources_or_is_the_worst_of_few():
     """Of twenty sources the nineteenth, by hand: nine tenths of twenty-one, rounded up."""
     many = [uncertainty.Residual("sharded", f"source {n}", n / 100) for n in range(1, 21)]

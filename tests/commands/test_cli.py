@@ -66,6 +66,8 @@ BAD = {
         "error: single: trains one process, not 2; use --processes 1",
     "train --recipe single --out {p}/r --samples {p}":
         "it is a folder; give another --samples FILE",
+    "max-batch --recipe single --first 0 --out {p}/r": "give --first from 1",
+    "max-batch --recipe single+bf16_master --out {p}/r": "only DeepSpeed",
     f"{PLAN} --precision bfloat16": "a recipe has the precision, as in single+bf16",
     f"{PLAN} --json {{p}}": "it is a folder; give another --json FILE",
     f"{PLAN} --calibration {{p}}/c.json": "not a calibration file",

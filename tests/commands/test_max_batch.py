@@ -10,7 +10,6 @@ import pytest
 from conftest import TINY, launched
 from rich.console import Console
 
-from harness import cli
 from harness.commands.max_batch import Search, Unclear, search
 from harness.commands.progress import Progress
 from harness.result import Result, Status
@@ -84,16 +83,6 @@ def test_a_probe_that_fails_otherwise_ends_the_search(tmp_path):
     repaired = Fake(room=5)
     assert search(searching(tmp_path, repaired).fits, 1, 100) == 5
     assert repaired.started[0] == 4, "what failed is tried again"
-
-
-@pytest.mark.parametrize(("words", "told"), [
-    (["--recipe", "single", "--first", "0"], "give --first from 1"),
-    (["--recipe", "single+bf16_master"], "only DeepSpeed"),
-])  # fmt: skip
-def test_bad_input_is_answered_in_one_line(words, told, capsys, tmp_path):
-    given = ["max-batch", "--device", "cpu", "--out", str(tmp_path), *words]
-    assert cli.main(given) == 2
-    assert told in capsys.readouterr().err
 
 
 @pytest.mark.thorough

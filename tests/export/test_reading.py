@@ -138,8 +138,8 @@ def text(name: str, place: int = 0) -> str:
     return next(iter(REAL[name]["published"][place]["files"].values()))
 
 
-MUSUBI, DIFFUSERS, AI_TOOLKIT, FINETRAINERS, DIFFSYNTH = map(
-    text, ("musubi-tuner", "diffusers", "ai-toolkit", "finetrainers", "diffsynth-studio")
+MUSUBI, DIFFUSERS, AI_TOOLKIT, FINETRAINERS = map(
+    text, ("musubi-tuner", "diffusers", "ai-toolkit", "finetrainers")
 )
 SECOND = (text(name, 1) for name in ("sd-scripts", "musubi-tuner", "diffusers"))
 KOHYA, MUSUBI_FULL, DIFFUSERS_FULL = SECOND

@@ -293,24 +293,15 @@ def test_an_export_names_the_planned_samples_and_the_options_of_their_size(name)
         assert any("frame" in option for option in named) == ("frames" in shape and "wan" in model)
 
 
-def test_ai_toolkit_trains_flow_models_by_flow():
-    """Its noise scheduler is DDPM's where it is left out (toolkit/config_modules.py 377)."""
-    for model, scheduler in (("flux-dev", "flowmatch"), ("pixart-sigma", None)):
-        made = trainers.translated("ai-toolkit", asked("single+bf16_pure+lora", model), "a.yaml")
-        assert made.options.get("train.noise_scheduler") == scheduler
-
-
-ENCODERS = {
-    "sd-scripts": {"--cache_latents", "--cache_text_encoder_outputs"},
-    "ai-toolkit": {"train.cache_text_embeddings"},
-    "finetrainers": {"--enable_precomputation"},
-    "diffusers": {"--cache_latents"},
-    "diffsynth-studio": {"--task"},
-}
-
-
-@pytest.mark.parametrize("name", ENCODERS)
-def test_encoders_leave_the_device_as_a_plan_has_it(name):
-    """Else T5 takes 9 GiB beside Flux that no plan without --also counts."""
+@pytest.mark.parametrize(("name", "options"), [
+    # Its noise scheduler is DDPM's where it is left out (toolkit/config_modules.py 377).
+    ("ai-toolkit", {"train.noise_scheduler", "train.cache_text_embeddings"}),
+    # Else T5 takes 9 GiB beside Flux that no plan without --also counts.
+    ("sd-scripts", {"--cache_latents", "--cache_text_encoder_outputs"}),
+    ("finetrainers", {"--enable_precomputation"}),
+    ("diffusers", {"--cache_latents"}), ("diffsynth-studio", {"--task"}),
+])  # fmt: skip
+def test_encoders_leave_the_device_and_flow_models_train_by_flow(name, options):
     made = trainers.translated(name, asked("single+bf16_pure+lora", "flux-dev"), "a.yaml")
-    assert made.options.keys() >= ENCODERS[name]
+    assert made.options.keys() >= options
+    assert made.options.get("train.noise_scheduler", "flowmatch") == "flowmatch"

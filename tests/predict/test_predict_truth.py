@@ -228,13 +228,6 @@ def test_a_forced_kernel_of_attention_is_the_one_that_is_modelled(kernel):
     assert bool(scores) == (kernel not in ("naive", "math"))
 
 
-def test_attention_that_no_kernel_takes_is_not_predicted():
-    wide = "DiT-T/4:depth=2,hidden=512,heads=1"
-    found = predict(on_gpu("single+bf16+attend:kernel=flash", wide, 4))
-    said = "flash attention does not take bfloat16 heads of 512 on such a card; naive and math do"
-    assert (found.method, found.reason, found.bytes) == ("none", said, None)
-
-
 FORWARD = 2 * 8 * 64 * (4 + 8) * 384**2
 """FLOPs of a block of DiT-S/4 in forward: four products of attention's width, eight of the MLP's,
 for eight samples of 64 tokens."""
