@@ -16,7 +16,6 @@ from typing import Any, ClassVar
 from strategies import engines, users_launch
 from strategies.base import Slot, demand
 from strategies.engine import Engine, RunContext, TrainingRun
-from strategies.evidence.rules import label
 from strategies.launch_file import FOLDER, LaunchFileError, names
 from strategies.strategy import Strategy
 from strategies.workloads import SAMPLE
@@ -75,8 +74,7 @@ class Sharding(Strategy):
         demand(kind == wanted, f"accelerate runs {kind}, expected {wanted} as in the launch file")
         text = f"{processes} processes take part, expected {launch.processes}"
         demand(processes == launch.processes, text)
-        facts = {"distributed_type": kind, "processes": processes}
-        return label(facts | launch.engine.evidence(trained), "distributed_type")
+        return launch.engine.evidence(trained)
 
 
 class UsersSharding(Sharding):
