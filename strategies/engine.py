@@ -179,7 +179,8 @@ class Engine:
 
     def runs(self, accelerator: Any) -> bool:
         """Return whether an ``Accelerator`` that a script made runs this engine."""
-        return accelerator.distributed_type.value == self.file.kind
+        found = accelerator.distributed_type.value
+        return found == self.file.kind
 
     def adopt(self, accelerator: Any, layout: Layout) -> None:
         """Set what a script's new ``Accelerator`` does not read from the launch file."""
