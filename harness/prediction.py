@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from harness.json_files import BadFile, build, read_json, write_json
 from harness.memory.record import Instant
@@ -70,11 +70,10 @@ class Prediction:
     ``fault`` is the message that a library raised or printed. Peaks, in bytes of live tensors:
 
     - ``peak``: of the whole training, set-up included; ``phases``: of each phase.
-    - ``first_step``: of the first step, which begins without optimizer state.
     - ``steady``: of a later step; ``steady_of_ranks``: the same of each distinct rank.
     - ``host`` and ``host_steady``: host memory beside a GPU, of the training and of a later step.
-    - ``beyond_state``: of a later step, without parameters, gradients, optimizer state and average;
-    ``beyond``: the same of each phase.
+    - ``beyond``: of each phase of a later step, without parameters, gradients, optimizer state and
+      average.
     - ``between``: on the device between two steps. ``nvme``: swapped to files.
     - ``denoising``: of a forward pass without gradients.
 
@@ -82,6 +81,9 @@ class Prediction:
     smallest limit under which its allocations still succeed. ``buckets`` is the category in which a
     measured step counts communication buckets. ``recorded``: the day, if it ships with the project.
     """
+
+    ENDED: ClassVar = ("first_step", "beyond_state", "seconds_taken")
+    """Fields of older predictions."""
 
     recipe: str
     device: str
@@ -91,10 +93,8 @@ class Prediction:
     fault: str = ""
     peak: Instant | None = None
     steady: Instant | None = None
-    first_step: int | None = None
     host: Instant | None = None
     host_steady: Instant | None = None
-    beyond_state: int | None = None
     beyond: dict[str, int] = field(default_factory=dict)
     phases: dict[str, int] = field(default_factory=dict)
     nvme: int = 0
@@ -110,7 +110,6 @@ class Prediction:
     steady_of_ranks: dict[str, int] = field(default_factory=dict)
     asides: dict[str, Aside] = field(default_factory=dict)
     denoising: int | None = None
-    seconds_taken: float = 0.0
     recorded: str = ""
     schema: int = SCHEMA
 

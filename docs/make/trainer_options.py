@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.planner.export import trainers
+from strategies.files import own_table
 
 Option = dict[str, Any]
 """``type``, ``at``, and where they are: ``default``, ``choices``, ``required``, ``help``."""
@@ -334,7 +335,7 @@ def written(found: Mapping[str, Any]) -> str:
 
 def make(clone: Path, name: str) -> None:
     """Write the option table of one trainer."""
-    table = trainers.rules.read(trainers.FOLDER / f"{name}.yaml")  # its defaults need this table
+    table = own_table(trainers.FOLDER / f"{name}.yaml")  # its defaults need this table
     sources = Sources(clone, table["commit"])
     head = {key: table[key] for key in ("repository", "commit")}
     found = head | READERS.get(name, flags)(sources, table)

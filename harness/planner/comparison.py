@@ -55,7 +55,10 @@ def predicted_and_measured(
     prediction, first = known[0], results[0]
     rank = first.ranks[prediction.rank : prediction.rank + 1]
     step, traced = prediction.steady, rank[0].categories if rank else None
-    beside, hosted = library_bytes(first, found), prediction.host_steady
+    # What libraries take from torch's allocator, which no trace sees.
+    gpu = rates.of_environment(first.environment, found)
+    beside = overhead.libraries(gpu) if first.meter == "cuda" else 0
+    hosted = prediction.host_steady
     return PredictedAndMeasured(
         method=prediction.method,
         reason=prediction.reason or None,
@@ -68,13 +71,6 @@ def predicted_and_measured(
         reserved_predicted=_plus(reserved_bytes(prediction, first), beside),
         reserved_measured=derive.highest(first.ranks, "reserved"),
     )
-
-
-def library_bytes(result: Result, found: Calibration | None = None) -> int:
-    """Return the bytes of libraries in torch's allocator, which no trace sees; 0 on a CPU."""
-    if result.meter != "cuda":
-        return 0
-    return overhead.libraries(rates.of_environment(result.environment, found))
 
 
 def reserved_bytes(prediction: Prediction, result: Result) -> int | None:

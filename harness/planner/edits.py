@@ -187,6 +187,11 @@ class Ways:
     wider: list[Fit] = field(default_factory=list)
 
     @property
+    def on_more(self) -> Fit | None:
+        """The suggestion that fits on the fewest more GPUs."""
+        return next((fit for fit in self.wider if fit.fits), None)
+
+    @property
     def able(self) -> list[Fit]:
         """Suggestions that fit the plan's GPUs, the fastest first."""
         able = [fit for fit in self.tried if fit.fits]

@@ -228,7 +228,15 @@ class Estimates:
 
     def option(self, one: Point, favour: bool) -> Option:
         """Return an estimate; in ``favour`` it is off in favour of the recipe, as far as may be."""
-        need, took, off = self._guess(one)
+        # What is copied or gathered beside computation may be hidden or not.
+        beside = one.waits or one.splits
+        if corner := self._corner(one):
+            need, took = (max(a + b - c, 0.0) for a, b, c in zip(*corner, strict=True))
+            took, off = max(took, copied(one, self.gpu)), COLUMN if beside else LEVEL
+        else:
+            same = [known for known in self.known if known.point.name == one.name]
+            need, took = self._need(one, same), self._seconds(one)
+            off = COLUMN if same and not beside else APART
         if favour:
             need, took = (1 - off) * need, (1 - off) * took
         need = max(need, fixed(one, self.gpu) + one.state_bytes)
@@ -238,19 +246,6 @@ class Estimates:
         sure = high <= self.gpu.memory_bytes and ample * host <= have
         share = min((known.option.share for known in self.known), default=0.15)
         return Option(one, need, took, share, sure, sure or low <= self.gpu.memory_bytes)
-
-    def _guess(self, one: Point) -> tuple[float, float, float]:
-        """Return an estimated need, seconds, and how far both may be off, relative.
-        What is copied or gathered beside computation may be hidden or not: such an estimate is off
-        by more."""
-        beside = one.waits or one.splits
-        if corner := self._corner(one):
-            need, took = (a + b - c for a, b, c in zip(*corner, strict=True))
-            off = COLUMN if beside else LEVEL
-            return max(need, 0.0), max(took, copied(one, self.gpu)), off
-        same = [known for known in self.known if known.point.name == one.name]
-        off = COLUMN if same and not beside else APART
-        return self._need(one, same), self._seconds(one), off
 
     def _corner(self, one: Point) -> tuple[tuple[float, float], ...] | None:
         """Return (need, seconds) of the recipe's level and of its column elsewhere, and of the

@@ -140,7 +140,7 @@ def record_of(line: str) -> Record:
 
 def line_of(day: str, spec: Spec, kind: str, found: Prediction) -> str:
     """Return a record as JSON."""
-    plain = dataclasses.replace(found, seconds_taken=0.0, recorded="")
+    plain = dataclasses.replace(found, recorded="")
     record = Record(day, asked(spec), kind, _differing(plain, dataclasses.asdict(plain)))
     return OWN_LINE.sub(r'"\1"', json.dumps(record, separators=(",", ":")))
 

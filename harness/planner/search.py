@@ -89,13 +89,9 @@ def batches(_asked: Sequence[Resolved]) -> Ladder:
         whole = (index + 1) * resolved.launch.layout.data * resolved.recipe.accumulation
         return resolve(dataclasses.replace(resolved.spec, global_batch=whole))
 
-    return Ladder(words="micro batch", weights=range(1, MOST + 1), at=at, named=batch_name,
+    return Ladder(words="micro batch", weights=range(1, MOST + 1), at=at,
+                  named=lambda row: f"micro batch {row.micro_batch}",
                   place=lambda row: row.micro_batch - 1)  # fmt: skip
-
-
-def batch_name(resolved: Resolved) -> str:
-    """Return the size of a row of ``batches``, such as ``micro batch 8``."""
-    return f"micro batch {resolved.micro_batch}"
 
 
 def samples(axis: str, asked: Sequence[Resolved]) -> Ladder:
@@ -132,13 +128,9 @@ def ranks(asked: Sequence[Resolved]) -> Ladder:
         return part.rank - 1 if part else -1
 
     start = next((i for i in map(place, asked) if 0 <= i < MOST), 0)
-    return Ladder(words="rank", weights=range(1, MOST + 1), at=at, named=rank_name, place=place,
+    return Ladder(words="rank", weights=range(1, MOST + 1), at=at,
+                  named=lambda row: f"rank {adapter(row).rank}", place=place,
                   start=start)  # fmt: skip
-
-
-def rank_name(resolved: Resolved) -> str:
-    """Return the size of a row of ``ranks``, such as ``rank 16``."""
-    return f"rank {adapter(resolved).rank}"
 
 
 def residents(asked: Sequence[Resolved]) -> Ladder:

@@ -169,10 +169,8 @@ def _joined(row: Resolved, ended: Sequence[Any]) -> Prediction:
     if lost:
         return none(row, lost["why"], lost.get("fault", ""))
     if "parts" in made[0]:
-        found = extend.joined(row, made)
-    else:
-        found = _fullest(row, [read(one["prediction"]) for one in made])
-    return dataclasses.replace(found, seconds_taken=sum(one.seconds for one in ended))
+        return extend.joined(row, made)
+    return _fullest(row, [read(one["prediction"]) for one in made])
 
 
 def _fullest(row: Resolved, each: Sequence[Prediction]) -> Prediction:

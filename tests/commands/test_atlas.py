@@ -11,7 +11,7 @@ import pytest
 
 from harness import cli
 from harness.planner import overhead, pool
-from harness.planner.atlas.page import HEADS, MOST
+from harness.planner.atlas.command import HEADS, MOST
 from harness.prediction import Prediction
 from tests.made.predictions import made_up
 

@@ -18,8 +18,8 @@ import yaml
 from harness import cli
 from harness.planner import verdict
 from harness.planner.adapters.zero import NVME_BLANK
-from harness.planner.export import rules, settled, trainers
-from harness.planner.export.bundle import Bundle, bundle
+from harness.planner.export import settled, trainers
+from harness.planner.export.settled import Bundle, bundle
 from harness.planner.plan.candidates import asked_for
 from harness.planner.plan.request import defaults, export_command, parameters, techniques
 from harness.resolve import Resolved, resolve
@@ -115,7 +115,7 @@ def test_nothing_of_a_recipe_is_left_out_in_silence(recipe):
                 continue
             given, usual = parameters(part), defaults(part)
             written = each.trainer["strategies"].get(part.name, ())
-            rule = rules.fitting(written, given, resolved.launch, usual)
+            rule = trainers.fitting(written, given, resolved.launch, usual)
             title = each.trainer["title"]
             if title == "SimpleTuner" and part.name == "adamw" and not rule:
                 continue  # under DeepSpeed the optimizer is of the settings

@@ -23,7 +23,7 @@ import pytest
 from harness import cli
 from harness.launch import command
 from harness.planner.adapters.zero import NVME_BLANK
-from harness.planner.export.bundle import OWN
+from harness.planner.export.settled import OWN
 from harness.resolve import resolve
 from harness.spec import Spec
 from strategies import CATALOG

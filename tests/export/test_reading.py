@@ -6,7 +6,10 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -478,6 +481,33 @@ def test_nothing_of_a_script_is_executed(tmp_path):
 
 
 # ---- the command ----
+
+
+SEEDED = """
+import sys
+from pathlib import Path
+from harness.planner.export import files
+from harness.planner.export.reading import reading
+for text in sys.argv[1:]:
+    made = reading(files.read([Path(text)]))
+    print(made.model, "lora" in made.recipe, "bf16_pure" in made.recipe)
+"""
+
+
+@pytest.mark.parametrize("seed", ["0", "1"])
+def test_a_reading_depends_on_no_order_of_hashes(seed, tmp_path):
+    """LTX-2.5 is also LTX-2 with an ending; a script's name is of more than one kind of words."""
+    given = {"model_family": "ltxvideo2", "model_type": "lora", "lora_rank": 8,
+             "pretrained_model_name_or_path": "Lightricks/LTX-2.5"}  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(given))
+    script = (
+        "src/musubi_tuner/qwen_image_train_network.py --network_module networks.lora_qwen_image"
+    )
+    (tmp_path / "run.sh").write_text(f"accelerate launch {script} --network_dim 8 --sdpa")
+    words = [sys.executable, "-c", SEEDED, str(tmp_path / "config.json"), str(tmp_path / "run.sh")]
+    env = os.environ | {"PYTHONHASHSEED": seed, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(words, env=env, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["ltx-2.5 True True", "qwen-image True True"]
 
 
 @pytest.fixture

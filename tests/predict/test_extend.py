@@ -68,8 +68,7 @@ def test_two_blocks_of_each_group_tell_of_all(case, found):
         assert made[name] == pytest.approx(whole[name], rel=BYTES), name
     for name in ("peak", "steady", "host"):
         assert made[name]["bytes"] == pytest.approx(whole[name]["bytes"], rel=BYTES), name
-    assert made["beyond_state"] == pytest.approx(whole["beyond_state"], rel=BYTES)
-    assert whole["beyond_state"] == max(whole["beyond"].values()) < whole["steady"]["bytes"]
+    assert max(whole["beyond"].values()) < whole["steady"]["bytes"]
     for phase in ("forward", "backward"):
         assert made["beyond"][phase] == pytest.approx(whole["beyond"][phase], rel=BYTES), phase
     # Buckets fill across blocks, so that those of one are not told; a note says so.

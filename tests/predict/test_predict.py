@@ -24,7 +24,7 @@ from harness.memory.record import (
 )
 from harness.planner import overhead, pool, uncertainty, verdict
 from harness.planner.plan.answer import answer
-from harness.planner.plan.table import notes, short_notes
+from harness.planner.plan.table import short_notes
 from harness.planner.speed import rates, roofline
 from harness.planner.tracing.allocator import Allocator, replay
 from harness.prediction import Work, kept, load
@@ -222,9 +222,8 @@ def test_the_host_issues_each_operation_and_may_be_slow():
 def test_a_plan_for_flux_warns_of_the_kernel_in_which_it_failed(model, kernel):
     row = asked("single+bf16", model=model, objective="flow")
     fits = [verdict.judge(row, prediction(1, attention=[kernel]), cards.find("H200"))]
-    for told in (notes, short_notes):
-        warned = any("attend:kernel=flash" in one for one in told(fits))
-        assert warned == (model == "flux-dev" and kernel == "cudnn")
+    warned = any("attend:kernel=flash" in one for one in short_notes(fits))
+    assert warned == (model == "flux-dev" and kernel == "cudnn")
 
 
 @pytest.mark.parametrize(("device", "name"), [

@@ -1,25 +1,38 @@
 """The ``atlas`` command: every public model on every common card, for LoRA and full training.
 Each cell is the answer of a plan. Predictions are cached as in a plan, so an interrupted atlas
-resumes."""
+resumes. The atlas is one HTML page that opens from disk and filters its cells. No torch."""
 
 from __future__ import annotations
 
 import argparse
+import html
 import itertools
+import json
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from rich.text import Text
 
-from harness import RESULTS
+from harness import RESULTS, RUN
 from harness.commands.console import OK, make_console, short
 from harness.commands.options import add_force
 from harness.commands.progress import Predictions
 from harness.json_files import whole
-from harness.planner import pool, records
-from harness.planner.atlas.page import cells_of, in_short, page
+from harness.planner import pool, records, verdict
+from harness.planner.plan.answer import gib, rate_in_words
 from harness.planner.plan.candidates import PlanError, asked_for
 from harness.planner.plan.command import add_arguments as plan_arguments
+from harness.planner.plan.lattice import adapts
+from harness.planner.plan.request import export_command
+from harness.planner.plan.table import SHOWN, by_category, order
 from harness.planner.plan.tracing import Asking
+from harness.planner.search import sample_name
+from harness.planner.speed.rates import ISSUE
+from harness.planner.speed.roofline import Seconds
+from harness.planner.verdict import Fit
+from harness.report.figures.units import GIB
 from harness.subjects.library import families
 from harness.subjects.names import suggestion
 from harness.suite.run import check_out
@@ -88,3 +101,233 @@ def atlas(options: argparse.Namespace) -> int:
     if lines:
         console.print(Text(str(short(file))), soft_wrap=True)
     return OK
+
+
+# ---- cells ----
+
+
+TRAININGS = {True: "LoRA", False: "all weights"}
+"""Whether some of the model's weights are frozen -> kind of training."""
+HEADS = ("Model", "Training", "GPUs", "Card", "Has GiB", "Sample", "Fits", "Recipe", "Needs GiB",
+         "Needs +-", *SHOWN, "Host GiB", "Host has", "Step s", "From s", "To s", "Speed",
+         "Command", "Export", "Recipes")  # fmt: skip
+"""Fields of a cell; those of ``SHOWN`` are GiB by category at the peak.
+``Recipes``: the predicted recipes that are shown, as ``recipe_words``, the answer first."""
+WORD = {"fits": "yes", "tight": "tight", "host": "host", "no": "no"}
+MOST = 10
+"""Recipes that the page shows of a cell."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """The answer of a plan for one training, or what needs the least; ``rivals``: other fits.
+    ``fit`` is None if no recipe could be predicted, for ``reason``."""
+
+    model: str
+    training: str
+    gpus: int
+    card: str
+    card_bytes: int
+    fit: Fit | None
+    reason: str
+    rivals: Sequence[Fit]
+
+    @property
+    def command(self) -> str:
+        """The command that plans the cell's recipe."""
+        option = "--gpu-memory" if self.card[0].isdigit() else "--gpu"
+        text = f"{RUN} plan --model {self.model} --gpus {self.gpus} {option} {self.card}"
+        return text + (f" --recipes {self.fit.label}" if self.fit else "")
+
+    @property
+    def texts(self) -> list[str]:
+        """The cell's text for each of ``HEADS``."""
+        first = [self.model, self.training, str(self.gpus), self.card, gib(self.card_bytes)]
+        if self.fit is None:
+            blank = [""] * (len(HEADS) - 11)
+            return [*first, "", "not predicted", self.reason, *blank, self.command, "", ""]
+        fit, kinds = self.fit, category_words(self.fit)
+        times = second_words(fit.seconds) if fit.seconds else ["", "", ""]
+        speed = rate_in_words(fit) if fit.seconds else ""
+        need = [sample_name(fit.resolved), WORD[fit.verdict], fit.label]
+        need += [gib(fit.need_bytes), gib(fit.spread_bytes)]
+        host = [gib(fit.host_bytes), gib(fit.host_memory)]
+        shown = sorted((one for one in self.rivals if one is not fit), key=order)[: MOST - 1]
+        recipes = "; ".join(map(recipe_words, (fit, *shown)))
+        commands = [self.command, export_command(fit), recipes]
+        return [*first, *need, *kinds, *host, *times, speed, *commands]
+
+
+def category_words(fit: Fit) -> list[str]:
+    """Return the GiB of each category of ``SHOWN`` at the peak; ``-`` if it is unknown."""
+    return [gib(by_category(fit).get(head)) for head in SHOWN]
+
+
+def second_words(found: Seconds) -> list[str]:
+    """Return the seconds of a step and the two ends of their range."""
+    return [f"{one:.2f}" for one in (found.total, found.low, found.high)]
+
+
+def recipe_words(fit: Fit) -> str:
+    """Return a recipe's figures as words.
+    First its name and the verdict by the GPU's memory alone. Then GiB of a GPU and their range, GiB
+    of the host and their upper end, and seconds of a step and their range. Last GiB by category."""
+    low = min(fit.need_bytes - fit.spread_bytes, fit.least_bytes)
+    on_gpu = verdict.decide(low, fit.most_bytes, fit.gpu.memory_bytes)
+    most = math.ceil(10 * (fit.host_most or 0) / GIB) / 10  # never told lower than it is
+    times = second_words(fit.seconds) if fit.seconds else ["-", "-", "-"]
+    host = ["-", "-"] if fit.host_bytes is None else [gib(fit.host_bytes), f"{most:.1f}"]
+    found = [fit.label, WORD[on_gpu], gib(fit.need_bytes), gib(fit.spread_bytes), *host, *times]
+    return " ".join([*found, *category_words(fit)])
+
+
+def cells_of(model: str, card: str, asking: Asking) -> list[Cell]:
+    """Return the cell of each training that the plan of ``asking`` answers."""
+    every, proofs, _ = asking.answer(ways=False)
+    answers = {one.adapters: one.best for one in proofs}
+    cells = []
+    for frozen, training in TRAININGS.items():
+        fits = [fit for fit in every if adapts(fit.resolved) == frozen]
+        best = answers.get(frozen) or verdict.fastest(fits) or verdict.nearest(fits)
+        reason = next((fit.lack or fit.prediction.reason for fit in fits), "no recipe")
+        cells.append(Cell(
+            model=model,
+            training=training,
+            gpus=asking.asked.processes,
+            card=card,
+            card_bytes=asking.asked.gpu.memory_bytes,
+            fit=best,
+            reason="" if best else reason,
+            rivals=[fit for fit in fits if fit.need_bytes is not None],
+        ))  # fmt: skip
+    return cells
+
+
+# ---- page ----
+
+
+Lines = Sequence[Sequence[str]]
+NOTE = (
+    "Predicted without a GPU, for one sample a GPU at each model's usual size, with "
+    f"encoders and VAE not on the GPU. Each cell has the answer of {RUN} plan: no usual recipe "
+    "that fits is over 10 % faster. If none fits, it has the recipe that needs the least memory.",
+    "A recipe fits if the upper ends of its ranges fit the GPU and the host. 64 GiB of host memory "
+    "are assumed for each desktop card, and 256 GiB for each other card.",
+    "Memory and times follow from traces, data sheets and typical rates; no measured rate of a "
+    "card is in them. docs/explanation/accuracy.md compares predictions with measurements of "
+    "public projects, and with steps on an H200. A small model on a fast "
+    f"card waits for the host, which issues an operation in {1e6 * ISSUE:.0f} microseconds, and "
+    "one that backward recomputes in twice that. "
+    "Adapters add operations, so a LoRA may take longer there than training all weights.",
+    f"{RUN} atlas --recorded makes it from the predictions that ship with the project, in three "
+    "minutes.",
+)
+"""Paragraphs on what the numbers are, and on how they are made again."""
+FILTERS = ("Model", "Training", "GPUs", "Card", "Fits")
+
+
+def at(line: Sequence[str], head: str) -> str:
+    """Return the text in the column ``head``."""
+    return line[HEADS.index(head)]
+
+
+def values(lines: Lines, head: str) -> list[str]:
+    """Return the distinct texts in the column ``head``, in order; cards by their memory."""
+    if head == "Card":
+        lines = sorted(lines, key=lambda line: float(at(line, "Has GiB")))
+    return list(dict.fromkeys(at(line, head) for line in lines))
+
+
+COUNTED = {
+    "yes": "fit",
+    "tight": "tight",
+    "host": "short of host memory",
+    "no": "do not fit",
+    "not": "not predicted",
+}
+
+
+def in_short(lines: Lines) -> str:
+    """Return the number of cells of each verdict, in one sentence."""
+    if not lines:
+        return "0 cells: no prediction ships with the project. Leave --recorded out."
+    kinds = [at(line, "Fits").split(" ")[0] for line in lines]
+    counts = [f"{kinds.count(kind)} {word}" for kind, word in COUNTED.items() if kind in kinds]
+    return f"{len(lines)} cells: {', '.join(counts)}."
+
+
+CATEGORIES = {
+    "params": "weights",
+    "grads": "gradients",
+    "optim": "optimizer",
+    "ema": "average",
+    "activ": "activations",
+    "other": "other",
+}
+"""Head of a category -> its word on the page; colours follow this order."""
+assert tuple(CATEGORIES) == tuple(SHOWN)
+PLAIN = ("Model", "Training", "GPUs", "Card", "Fits", "Needs GiB", "Needs +-", "Host GiB",
+         "Step s", "Speed")  # fmt: skip
+NUMBERS = ("GPUs", "Needs GiB", "Needs +-", "Host GiB", "Step s", "Speed")
+VERDICTS = {
+    "yes": "fits",
+    "tight": "tight: what there is lies within the range of the need",
+    "host": "host: only the host's memory is short",
+    "no": "does not fit",
+    "not": "not predicted",
+}
+"""Class of a square in the overview -> its meaning."""
+STYLE, SCRIPT = (Path(__file__).with_name(f"page.{kind}") for kind in ("css", "js"))
+
+
+HOST = (
+    '<label>Host memory of a machine, GiB<input id="host" type="number" min="1" step="1" '
+    'inputmode="numeric" placeholder="as assumed"></label>'
+)
+FIGURES = ("recipe", "gpu", "need", "spread", "host", "hostMost", "step", "stepLow", "stepHigh")
+"""Words of a recipe (``recipe_words``) before its categories."""
+
+
+def page(lines: Lines) -> str:
+    """Return the text of ``atlas.html``."""
+    chosen = heads = ""
+    for head in FILTERS:
+        some = "".join(f"<option>{html.escape(one)}</option>" for one in values(lines, head))
+        some = f'<option value="">all</option>{some}'
+        chosen += f'<label>{head}<select id="{head}">{some}</select></label>'
+    for text in map(html.escape, PLAIN):
+        heads += f'<th data-sort="{text}"><button type="button">{text}</button></th>'
+    what = {"heads": HEADS, "plain": PLAIN, "numbers": NUMBERS, "words": CATEGORIES}
+    what |= {"figures": FIGURES, "verdicts": VERDICTS, "lines": lines}
+    # Each "<" is escaped, so that a text cannot close the element.
+    data = json.dumps(what, separators=(",", ":")).replace("<", "\\u003c").replace("],[", "],\n[")
+    gpus, trainings = values(lines, "GPUs"), values(lines, "Training")
+    order = f"{', '.join(gpus)} GPU{'s' * (gpus != ['1'])}, each {', '.join(trainings)}"
+    squares = {kind: f'<i class="{kind}"></i>{told}' for kind, told in VERDICTS.items()}
+    colours = [f'<i class="c{i}"></i>{word}' for i, word in enumerate(CATEGORIES.values())]
+    notes = "\n".join(f"<p>{html.escape(text)}</p>" for text in NOTE)
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>Atlas</title>\n<style>\n{STYLE.read_text('utf-8')}</style></head>\n"
+        "<body><h1>What fits which card</h1>\n"
+        "<noscript><p>The cells are shown by a script.</p></noscript>\n"
+        f'<form>{chosen}{HOST}<button type="reset">Show all</button>'
+        '<span id="count"></span></form>\n'
+        f'<section id="answers" aria-live="polite"></section>\n'
+        "<h2>Models by cards</h2>\n"
+        f'<p class="note">A square for each chosen cell ({html.escape(order)}), with its step time '
+        "where there is one alone; a click chooses the model and the card.</p>\n"
+        f'{_legend(squares.values())}\n<div class="scroll"><table id="overview"></table></div>\n'
+        f'<h2>Cells</h2>\n<p class="note">A click on a head sorts.</p>\n{_legend(colours)}\n'
+        f'<table id="cells"><thead><tr>{heads}<th>Recipe and memory</th><th></th></tr></thead>'
+        '<tbody id="rows"></tbody></table>\n'
+        '<button id="more" hidden></button>\n<h2>What the numbers rest on</h2>\n'
+        f"{notes}\n"
+        f'<script type="application/json" id="data">{data}</script>\n'
+        f"<script>\n{SCRIPT.read_text('utf-8').replace('./run.sh', RUN)}</script>\n</body></html>\n"
+    )
+
+
+def _legend(told: Iterable[str]) -> str:
+    return f'<div class="legend">{"".join(f"<span>{text}</span>" for text in told)}</div>'

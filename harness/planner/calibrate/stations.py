@@ -1,12 +1,11 @@
 """Stations: measurements of one card, ``python -m harness.planner.calibrate.stations NAME OUT``.
 Matrix products, attention, memory rates, copies, fixed overhead, and the all-reduce among all GPUs
-of this machine (NCCL), or two processes on a CPU (gloo), each of which is this module again."""
+of this machine (NCCL), or two processes on a CPU (gloo)."""
 
 from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import math
 import os
 import re
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import distributed
+from torch import distributed, multiprocessing
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -320,7 +319,6 @@ def _load_kernels(asked: Asked) -> None:
 KIB = 2**10
 LARGE = {"cuda": 256 * MIB, "cpu": 32 * MIB}
 CPU_RANKS = 2
-SECONDS = 240
 
 
 def measure_collective(asked: Asked) -> dict[str, Any]:
@@ -328,50 +326,36 @@ def measure_collective(asked: Asked) -> dict[str, Any]:
     ranks = asked.ranks if asked.on_gpu else CPU_RANKS
     if ranks < 2:
         return {"missing": {"collective": "one GPU has nobody to communicate with"}}
-    words = [sys.executable, "-m", "harness.planner.calibrate.stations", "rank", os.devnull]
-    words += ["--device", asked.device.type, *(["--small"] if asked.small else [])]
-    env = os.environ | {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1"}
-    env |= {"MASTER_PORT": str(free_port()), "GLOO_SOCKET_IFNAME": "lo"}
-    env |= {"OMP_NUM_THREADS": str(max(1, machine.cores() // ranks))}
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    children = []
-    for rank in map(str, range(ranks)):
-        own = env | {"RANK": rank, "LOCAL_RANK": rank}
-        children.append(subprocess.Popen(words, cwd=ROOT, env=own, text=True, **pipes))
-    try:
-        said, errors = children[0].communicate(timeout=SECONDS)
-    finally:
-        for child in children:
-            child.kill()
-            child.wait()
-    if not said.strip():
-        raise RuntimeError((errors.strip().splitlines() or ["no answer"])[-1])
-    return json.loads(said.strip().splitlines()[-1])
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    found = multiprocessing.get_context("spawn").SimpleQueue()
+    given = ranks, f"tcp://127.0.0.1:{free_port()}", asked.device.type, asked.small, found
+    multiprocessing.spawn(take_part, given, nprocs=ranks)  # raises what a rank raised
+    return found.get()
 
 
-def take_part(asked: Asked) -> dict[str, Any]:
-    """Run one rank; the first rank prints the measurements."""
-    rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    device = torch.device("cuda", rank) if asked.on_gpu else asked.device
-    asked = Asked(device=device, small=asked.small, ranks=ranks)
+def take_part(rank: int, ranks: int, place: str, kind: str, small: bool, found: Any) -> None:
+    """Run one rank; the first one puts the measurements into ``found``."""
+    die_with_parent()
+    device = torch.device(kind, rank) if kind == "cuda" else torch.device(kind)
+    asked = Asked(device=device, small=small, ranks=ranks)
     if asked.on_gpu:
         torch.cuda.set_device(device)
-    small = torch.ones(16 * KIB, device=device)
-    large = torch.ones((MIB if asked.small else LARGE[device.type]) // 4, device=device)
+    else:
+        torch.set_num_threads(max(1, machine.cores() // ranks))
+    tiny = torch.ones(16 * KIB, device=device)
+    large = torch.ones((MIB if small else LARGE[kind]) // 4, device=device)
     before = _beside(asked)
-    distributed.init_process_group("nccl" if asked.on_gpu else "gloo")
-    seconds = {len(tensor): _reduced(tensor, asked) for tensor in (small, large)}
+    backend = "nccl" if asked.on_gpu else "gloo"
+    distributed.init_process_group(backend, init_method=place, rank=rank, world_size=ranks)
+    seconds = {len(tensor): _reduced(tensor, asked) for tensor in (tiny, large)}
     held = _beside(asked) - before
     distributed.barrier()
     distributed.destroy_process_group()
     (_, least), (count, most) = sorted(seconds.items())
     rate = 2 * 4 * count * (ranks - 1) / ranks / max(most - least, 1e-6)
-    found: dict[str, Any] = {"collective": {"ranks": ranks, "seconds": least, "rate": rate}}
-    if asked.on_gpu:
-        found["communication"] = max(0, held)
     if rank == 0:
-        print(json.dumps(found), flush=True)
-    return found
+        one = {"collective": {"ranks": ranks, "seconds": least, "rate": rate}}
+        found.put(one | ({"communication": max(0, held)} if asked.on_gpu else {}))
 
 
 def _reduced(tensor: torch.Tensor, asked: Asked) -> float:
@@ -404,7 +388,6 @@ MEASURES: dict[str, Callable[[Asked], dict[str, Any]]] = {
     "attention": measure_attention,
     "copies": measure_copies,
     "collective": measure_collective,
-    "rank": take_part,
 }
 
 
@@ -418,13 +401,11 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--small", action="store_true")
     given = parser.parse_args(argv)
     on_gpu = given.device == "cuda"
-    if not on_gpu and given.name != "rank":
+    if not on_gpu:
         torch.set_num_threads(machine.cores())
     ranks = torch.cuda.device_count() if on_gpu else 1
     asked = Asked(device=torch.device(given.device), small=given.small, ranks=ranks)
-    found = MEASURES[given.name](asked)
-    if given.name != "rank":
-        write_json(given.out, found)
+    write_json(given.out, MEASURES[given.name](asked))
     return 0
 
 

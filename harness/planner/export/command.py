@@ -18,8 +18,7 @@ from harness.commands.console import OK, make_console, short, slug
 from harness.commands.options import add_force, add_json, overrides, write_answer
 from harness.planner import verdict
 from harness.planner.export import trainers
-from harness.planner.export.bundle import PAGE, Bundle, bundle
-from harness.planner.export.settled import YAML
+from harness.planner.export.settled import PAGE, YAML, Bundle, bundle
 from harness.planner.plan.answer import lacks, reach
 from harness.planner.plan.candidates import asked_for, without_recipes
 from harness.planner.plan.request import AS_PLANNED, add_question, fit_as_json, without_counterpart

@@ -39,13 +39,15 @@ def model_of(
     every = _named(table, options, script)
     path = next((str(options[key]) for key in PATHS if options.get(key)), "")
     stem = PurePosixPath(path.replace("\\", "/")).name
-    found = {families.canonical(text) for text in (path, stem, stem.rpartition(".")[0])}
-    found &= set(families.table())
-    if found & set(every) or (found and not every):
-        return next(iter(found & set(every) or found)), []
+    # The whole name first: LTX-2.5 has no ending.
+    texts = (path, stem, stem.rpartition(".")[0])
+    names = dict.fromkeys(families.canonical(text) for text in texts)
+    found = [name for name in names if name in families.table()]
+    if both := [name for name in found if name in every] or (found if not every else []):
+        return both[0], []
     if found:
         raise BadInput(
-            f"the weights are {found.pop()}'s, and {script or 'the model'} is one of "
+            f"the weights are {found[0]}'s, and {script or 'the model'} is one of "
             f"{', '.join(every)}; correct one, or give --model NAME"
         )
     flavour = str(options.get("model_flavour", "")).lower()

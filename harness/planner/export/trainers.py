@@ -12,15 +12,17 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from string import Template
 from typing import Any, NamedTuple
 
 import yaml
 
-from harness.planner.export import rules
 from harness.planner.plan.request import defaults, numbers, parameters, techniques
 from harness.resolve import Resolved
 from harness.subjects.library import families
 from strategies.base import BadInput, Slot
+from strategies.engine import RunContext
+from strategies.files import own_table
 from strategies.strategy import Strategy
 from strategies.words import nearest
 
@@ -38,6 +40,75 @@ GIVEN = re.compile(r"[A-Z][A-Z0-9_]+(?:\.\w+)?")
 DECIDING = (Slot.PRECISION, Slot.CAST, Slot.ADAPT, Slot.RECOMPUTE, Slot.OFFLOAD, Slot.SWAP,
             Slot.OPTIMIZE, Slot.STEP)  # fmt: skip
 """Slots that decide the memory of a training."""
+
+
+# ---- rules of the tables ----
+# Tables map a strategy's name to rules, of which the first that fits applies. The conditions of a
+# rule are ``for`` (values of parameters, or lists of them), ``with`` and ``without`` (traits of the
+# launch), ``device`` and ``models``. In all other entries ``$name`` is a parameter or a number of
+# the training. ``reads`` has the strategy or the parameters that a reading of the options takes.
+#
+# A parameter that a rule neither names nor uses must have its default, so a rule never applies to a
+# case that it was not written for. ``any`` names parameters that make no difference.
+
+
+Rule = Mapping[str, Any]
+CONDITIONS = ("for", "with", "without", "device", "models", "any", "reads")
+
+
+def fitting(
+    rules: Sequence[Rule],
+    values: Mapping[str, Any],
+    launch: RunContext,
+    usual: Mapping[str, Any] | None = None,
+) -> Rule | None:
+    """Return the first rule that fits, without its conditions; None if none fits.
+    ``values`` are the values that ``for`` compares, by name. ``usual`` are defaults: a rule must
+    cover a value that differs from them."""
+    for rule in rules:
+        fits = (
+            all(_answers(rule, name, values, usual or {}) for name in values)
+            and rule.get("device", launch.device) == launch.device
+            and ("models" not in rule or launch.subject.model in rule["models"])
+            and launch.traits.issuperset(rule.get("with", ()))
+            and launch.traits.isdisjoint(rule.get("without", ()))
+        )
+        if fits:
+            return {key: value for key, value in rule.items() if key not in CONDITIONS}
+    return None
+
+
+def _answers(rule: Rule, name: str, values: Mapping[str, Any], usual: Mapping[str, Any]) -> bool:
+    """Return True if a rule covers the value of one parameter."""
+    value, wanted = values[name], rule.get("for", {})
+    if name in wanted:
+        some = wanted[name]
+        return value in some if isinstance(some, list) else value == some
+    if name in rule.get("any", ()) or value == usual.get(name, value):
+        return True
+    meant = {key: item for key, item in rule.items() if key not in CONDITIONS}
+    return re.search(rf"\${name}\b", json.dumps(meant)) is not None
+
+
+def filled(value: Any, numbers: Mapping[str, Any]) -> Any:
+    """Return ``value`` with each ``$name`` replaced.
+
+    A text of one name alone becomes the number itself, which keeps its type in JSON and YAML.
+
+    Raises:
+        KeyError: an unknown name.
+    """
+    if isinstance(value, str):
+        alone = re.fullmatch(r"\$(\w+)", value)
+        return numbers[alone[1]] if alone else Template(value).substitute(numbers)
+    if isinstance(value, Mapping):
+        return {filled(key, numbers): filled(item, numbers) for key, item in value.items()}
+    if isinstance(value, list):
+        return [filled(item, numbers) for item in value]
+    return value
+
+
+# ---- translations ----
 
 
 class Missing(NamedTuple):
@@ -76,7 +147,7 @@ class Translation:
             f"cannot express {', '.join(self.unplanned)}: no command" if self.unplanned else ""
         )
 
-    def add(self, what: str, rule: rules.Rule | None, values: Mapping[str, Any]) -> None:
+    def add(self, what: str, rule: Rule | None, values: Mapping[str, Any]) -> None:
         """Add a rule's entries for ``what``; None: the table has no rule for it."""
         if rule is None:
             rule = {"lacks": f"not looked up in {self.trainer['version']}"}
@@ -84,7 +155,7 @@ class Translation:
         scaled = {k: round(values[k] / n) for k, n in rule.get("times", {}).items()}
         scaled = {k: min(value, most.get(k, value)) for k, value in scaled.items()}
         scaled |= {k: round(values[k] / n, 4) for k, n in rule.get("share", {}).items()}
-        found = rules.filled(rule, {**values, **scaled})
+        found = filled(rule, {**values, **scaled})
         self.options |= found.get("options", {})
         self.files |= found.get("files", {})
         for key, kept in (("note", self.notes), ("lacks", self.lacks)):
@@ -130,7 +201,7 @@ def table(name: str) -> dict[str, Any]:
     """
     if name not in known():
         raise BadInput(f"unknown trainer {name!r}; {nearest(name, known())}")
-    found, made = rules.read(FOLDER / f"{name}.yaml"), options(name)
+    found, made = own_table(FOLDER / f"{name}.yaml"), options(name)
     kept = {kind: dict(some) for kind, some in found["defaults"].items()}
     for kind, names in found.get("declared", {}).items():
         usual = {one: [made[one].get("default", False), made[one]["at"]] for one in names}
@@ -164,7 +235,7 @@ def translated(name: str, resolved: Resolved, config: str) -> Translation:
     devices = ",".join(map(str, range(launch.processes)))
     values |= {"config": config, "devices": devices, **_model(made, resolved)}
     values |= {"groups": launch.layout.replicate, "shards": launch.layout.shard}
-    made.start, made.script = rules.filled(trainer["start"], values), values["script"].split()[0]
+    made.start, made.script = filled(trainer["start"], values), values["script"].split()[0]
     shape, size = trainer["shape"], resolved.subject.size_in_words
     keys = ["sides" if "sides" in shape else "resolution", "area"]
     keys += ["frames"] if " frames" in size else []
@@ -175,7 +246,7 @@ def translated(name: str, resolved: Resolved, config: str) -> Translation:
     made.beside.append(f"samples of at most {size}, as planned; set {named}")
     first = trainer["models"].get(resolved.spec.model, {}).get("first", trainer.get("first"))
     if first:
-        made.beside.insert(0, rules.filled(first, {"scripts": made.script.partition("train")[0]}))
+        made.beside.insert(0, filled(first, {"scripts": made.script.partition("train")[0]}))
     for what, part, rule in ruled(trainer, resolved):
         made.add(what, rule, values if part is None else {**values, **parameters(part)})
         deciding = part.slot in DECIDING if part else what in (launch.sharding, "micro batch")
@@ -202,34 +273,34 @@ def _complete(made: Translation, resolved: Resolved, values: Mapping[str, Any]) 
     own = trainer["models"].get(resolved.spec.model, {})
     asked = {**trainer.get("blanks", {}), **videos.get("blanks", {}), **own.get("blanks", {})}
     declared = options(trainer["name"], made.script) if made.script.endswith(".py") else {}
-    made.blanks = {name: rules.filled(value, values) for name, value in asked.items()
+    made.blanks = {name: filled(value, values) for name, value in asked.items()
                    if not declared or name in declared}  # fmt: skip
     for name, text in trainer.get("files", {}).items():
         for one, other in {**videos.get("replace", {}), **own.get("replace", {})}.items():
             text = text.replace(one, other)
-        made.files[name] = rules.filled(text, values)
+        made.files[name] = filled(text, values)
 
 
 def ruled(
     trainer: Mapping[str, Any], resolved: Resolved
-) -> Iterator[tuple[str, Strategy | None, rules.Rule | None]]:
+) -> Iterator[tuple[str, Strategy | None, Rule | None]]:
     """Yield the table's rules for the sharding, the training's numbers, empty slots and strategies.
     Each has its name, and the strategy if it is one. The rule is None if the table has none."""
     launch, values = resolved.launch, numbers(resolved)
-    yield launch.sharding, None, rules.fitting(trainer["sharding"], {}, launch)
+    yield launch.sharding, None, fitting(trainer["sharding"], {}, launch)
     for what in SETTINGS:
         written = trainer["settings"].get(what, ())
         compared = {name for rule in written for name in rule.get("for", {})}
         asked = {key: value for key, value in values.items() if key in compared}
-        rule = rules.fitting(written, asked, launch)
+        rule = fitting(written, asked, launch)
         if rule is not None:
             yield what.replace("_", " "), None, rule
     for place, written in trainer.get("absent", {}).items():
         if resolved.recipe.in_slot(Slot[place]) is None:
-            yield f"no {place.lower()}", None, rules.fitting(written, {}, launch)
+            yield f"no {place.lower()}", None, fitting(written, {}, launch)
     for part in techniques(resolved):
         written = trainer["strategies"].get(part.name, ())
-        rule = rules.fitting(written, parameters(part), launch, defaults(part))
+        rule = fitting(written, parameters(part), launch, defaults(part))
         none = {"lacks": NO_OPTION} if part.name in trainer["none"] else None
         yield str(part), part, none if rule is None else rule
 
@@ -246,7 +317,7 @@ def _model(made: Translation, resolved: Resolved) -> dict[str, str]:
         why = f"no script is known that trains {of}" if model in named else "it has no such model"
         made.no_model = f"{model}: {why}"
     else:
-        made.options |= rules.filled(made.trainer.get("model", {}), {"model": found})
+        made.options |= filled(made.trainer.get("model", {}), {"model": found})
         flavours = words.get("flavours", [""])
         made.options |= {"model_flavour": flavours[0]} if flavours and "" not in flavours else {}
     return {"script": found or "SCRIPT", "model": found or "MODEL"}

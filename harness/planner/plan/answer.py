@@ -157,8 +157,8 @@ def tried_instead(ways: Ways | None) -> list[str]:
         lines.append(f"None of {len(ways.tried)} changes tried fits: {names}")
     if least:
         lines.append(f"The least of these: {_offer(least)}")
-    if wider := next((fit for fit in ways.wider if fit.fits), None):
-        lines.append(_on_more_gpus(wider))
+    if ways.on_more:
+        lines.append(_on_more_gpus(ways.on_more))
     elif ways.wider:
         tried = ", ".join(str(fit.resolved.spec.processes) for fit in ways.wider)
         lines.append(f"Nor does {ways.wider[0].label} on {tried} GPUs")
@@ -328,11 +328,11 @@ def _why(fit: Fit) -> str:
 
 def _way(ways: Ways | None) -> str:
     """Return the nearest alternative that fits, also on more GPUs; else the smallest need."""
-    able = ways.able if ways else []
-    wider = next((fit for fit in ways.wider if fit.fits), None) if ways else None
-    if found := able[0] if able else wider:
+    if ways is None:
+        return "no alternative was found"
+    if found := ways.able[0] if ways.able else ways.on_more:
         like = f" (speed assumed: {found.gpu.like})" if found.gpu.like else ""
-        return f"fits: {_on_more_gpus(found) if found is wider else _offer(found)}{like}"
-    if least := verdict.nearest(ways.tried) if ways else None:
+        return f"fits: {_offer(found) if ways.able else _on_more_gpus(found)}{like}"
+    if least := verdict.nearest(ways.tried):
         return f"no alternative that was tried fits; the smallest is {_offer(least)}"
     return "no alternative was found"

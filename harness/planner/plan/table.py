@@ -18,9 +18,8 @@ from harness.planner.export import trainers
 from harness.planner.plan.answer import answered, gib, in_row, kind_of_sample, phases, rate
 from harness.planner.plan.lattice import adapts
 from harness.planner.speed import rates
-from harness.planner.speed.roofline import issue_seconds, issued, latency
+from harness.planner.speed.roofline import issue_seconds, issued
 from harness.planner.verdict import Fit
-from harness.prediction import Prediction
 from harness.report.data.grid import Column, tabulate
 from harness.report.figures.units import GIB
 from harness.report.rendering.table import print_grid
@@ -126,7 +125,7 @@ def print_notes(
     fits: Sequence[Fit], console: Console, whole: bool, first: Sequence[str] = ()
 ) -> None:
     """Print notes after the ``first``: all, or the three that matter most."""
-    for text in [*first, *(notes(fits) if whole else [*short_notes(fits), MORE_NOTES])]:
+    for text in [*first, *short_notes(fits), *(more_notes(fits) if whole else [MORE_NOTES])]:
         console.print(escape(text), style="dim", highlight=False)
 
 
@@ -259,21 +258,17 @@ def by_category(fit: Fit) -> dict[str, int]:
     return {head: sum(live.get(name, 0) for name in names) for head, names in SHOWN.items()}
 
 
-def notes(fits: Sequence[Fit]) -> list[str]:
-    """Return the meaning and the basis of the numbers, and what is not included."""
+def more_notes(fits: Sequence[Fit]) -> list[str]:
+    """Return the notes that ``--notes`` adds: the basis of the numbers, and what they leave out."""
     card, alone = fits[0].gpu, {fit.resolved.spec.processes == 1 for fit in fits}
-    told = ((fit.label, text) for fit in fits for text in (*phases(fit), *fit.prediction.notes))
+    told = ((fit.label, text) for fit in fits for text in (*phases(fit), *fit.prediction.notes)
+            if text != note_of(fit.resolved))  # fmt: skip
     found = [
-        ON_CPU if card.shared else ON_GPU,
-        f"Columns between Free and Host: live tensors at the peak of a step. {rates.words(card)}",
+        "Columns between Free and Host: live tensors at the peak of a step.",
         *uncertain(fits),
-        host(fits[0]),
-        _beside(fits[0]),
         "Recipes of one process train the whole global batch on one GPU." * (len(alone) > 1),
         verdict.assumed(card),
         RANGE * (any(fit.seconds for fit in fits) and not (card.shared or card.calibrated)),
-        _large(fits),
-        _failing(fits),
         _host_bound(fits),
         *_of_each(told),
     ]
@@ -281,7 +276,7 @@ def notes(fits: Sequence[Fit]) -> list[str]:
 
 
 def short_notes(fits: Sequence[Fit]) -> list[str]:
-    """Return the notes without which the table misleads; ``notes`` has all."""
+    """Return the notes without which the table misleads."""
     share, card = max(fit.uncertainty.share for fit in fits), fits[0].gpu
     reach = f"Ranges of memory are +-{100 * share:.0f} %, the worst of public rows."
     eager = ((fit.label, f"{note}.") for fit in fits if (note := note_of(fit.resolved)))
@@ -316,12 +311,9 @@ def _large(fits: Sequence[Fit]) -> str:
     spec, card = fits[0].resolved.spec, fits[0].gpu
     if spec.processes <= LARGE or card.shared or not any(fit.seconds for fit in fits):
         return ""
-    ring = 1e3 * latency(rates.rates(card, spec.processes), spec.processes)
     return (
         f"Beyond {LARGE} GPUs no measured step was compared with a plan. The time rests on"
-        f"{_nodes(spec, card)}, on overlap as the launch file says, and on {ring:.2g} ms that a "
-        "collective of all ranks takes however little it sends (NCCL's model of a ring). "
-        "--network DIR takes your own measurement."
+        f"{_nodes(spec, card)}; --network GB/s takes your own."
     )
 
 
@@ -338,13 +330,10 @@ def _host_bound(fits: Sequence[Fit]) -> str:
         return ""
     some = "every row" if len(bound) == len(fits) else ", ".join(fit.label for fit in bound)
     least = min(bound, key=lambda fit: fit.seconds.total)
-    work, gpu = least.prediction.work, least.gpu
     return (
-        f"The host, and not the card, limits the step time of {some}: Python issues "
-        f"{issued(work):,} or more operations a step, each in {issue_seconds(gpu) * 1e6:.0f} "
-        "microseconds; twice that if backward recomputes it. This floor is "
-        f"{least.seconds.total:.2f} s on any card. A larger batch costs no time until the card "
-        "becomes the limit."
+        f"The host limits the step time of {some}: Python issues {issued(least.prediction.work):,} "
+        f"or more operations a step, each in {issue_seconds(least.gpu) * 1e6:.0f} microseconds, "
+        "twice that if backward recomputes it. A larger batch costs no time until the card limits."
     )
 
 
@@ -399,13 +388,14 @@ def print_explained(fits: Sequence[Fit], console: Console) -> None:
     """Print each row's peak: its instant, op and line, and the live tensors."""
     for fit in sorted(fits, key=order):
         console.print()
-        for line in [*explained(fit.label, fit.prediction), *_step_explained(fit)]:
+        for line in explained(fit):
             console.print(escape(line), highlight=False, soft_wrap=True)
 
 
-def explained(label: str, prediction: Prediction) -> list[str]:
-    """Return one prediction's peak: its place, the largest tensors, and each phase's peak."""
-    instant = prediction.peak
+def explained(fit: Fit) -> list[str]:
+    """Return a row's peak, its place, largest tensors and phases, and the parts of a step's time
+    with what a GPU sends in it."""
+    label, prediction, instant = fit.label, fit.prediction, fit.prediction.peak
     if instant is None:
         return [f"{label}: {prediction.reason}"]
     place = ", ".join(filter(None, (instant.op, instant.site)))
@@ -420,20 +410,17 @@ def explained(label: str, prediction: Prediction) -> list[str]:
         lines.append(f"  {fine(rest):>7}  the rest")
     sizes = {phase: size for phase, size in prediction.phases.items() if size >= FINE}
     told = ", ".join(f"{phase} {fine(size)}" for phase, size in sizes.items())
-    return [*lines, f"  highest of each phase: {told} GiB"]
-
-
-def _step_explained(fit: Fit) -> list[str]:
-    """Return the parts of a step's time, and what a GPU sends in it."""
+    lines.append(f"  highest of each phase: {told} GiB")
     if not fit.seconds:
-        return []
+        return lines
     names = ("compute", "communication", "offload", "overhead")
     parts = ((name, getattr(fit.seconds, name)) for name in names)
     shown = [f"{name} {1e3 * seconds:.0f} ms" for name, seconds in parts if seconds >= 5e-4]
     place = "NVLink domain" if fit.gpu.domain else "node"
     ways = {f"within its {place}": fit.sent.within, f"to other {place}s": fit.sent.across}
     told = " and ".join(f"{fine(size)} GiB {way}" for way, size in ways.items() if size)
-    return [f"  a step: {', '.join(shown)}", *([f"  a GPU sends in it {told}"] if told else [])]
+    lines.append(f"  a step: {', '.join(shown)}")
+    return [*lines, *([f"  a GPU sends in it {told}"] if told else [])]
 
 
 def fine(size: int) -> str:

@@ -24,7 +24,6 @@ from harness.prediction import Prediction, Work
 from harness.resolve import Resolved
 from harness.system import capability
 from harness.worker.setup import LIBRARIES
-from strategies.engine import STEP_PHASES
 
 FEW = 2
 """Blocks per group in the shallow model, and the number added to one group in a deeper one."""
@@ -85,9 +84,6 @@ def joined(resolved: Resolved, found: Sequence[Mapping[str, Any]]) -> Prediction
     places = [traced["parts"] for traced in found]
     whole, steady = (_fullest(places, line, begin) for begin in ("", "2/"))
     base = dict(plain[0])
-    if base["first_step"] is not None:
-        first = _fullest(places, line, *(f"1/{phase}/" for phase in STEP_PHASES))
-        base["first_step"] = first.bytes
     held = _held([p["peak"] for p in plain], line)
     base |= {"peak": replace(whole, held=held), "steady": replace(steady, held=held)}
     for name, begin in (("host", ""), ("host_steady", "2/")):
@@ -100,7 +96,7 @@ def joined(resolved: Resolved, found: Sequence[Mapping[str, Any]]) -> Prediction
         step, phase, _ = name.split("/", 2)
         if step == "2":
             beyond[phase] = max(beyond.get(phase, 0), line(p[name]["beyond"] for p in places))
-    base |= {"beyond": beyond, "beyond_state": max(beyond.values(), default=0)}
+    base |= {"beyond": beyond}
     base |= {name: line(p[name] for p in plain) for name in ("nvme", "between")}
     if base["denoising"] is not None:
         base["denoising"] = line(p["denoising"] for p in plain)

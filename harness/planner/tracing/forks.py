@@ -26,11 +26,10 @@ CHUNK = 2**20
 
 
 class Ended(NamedTuple):
-    """Result of a function: its ``index``, the returned JSON data, and its seconds."""
+    """Result of a function: its ``index`` and the returned JSON data."""
 
     index: int
     made: dict[str, Any]
-    seconds: float
 
 
 @dataclass
@@ -42,18 +41,16 @@ class _Fork:
 
     def end(self, limit: float) -> Ended:
         """Wait for the fork and return its result; kill it if it is over the limit."""
-        seconds = time.monotonic() - self.began
-        late = seconds >= limit
+        late = time.monotonic() - self.began >= limit
         if late:
             os.kill(self.pid, signal.SIGKILL)
         os.waitpid(self.pid, 0)
-        lost = {"why": f"not done after {limit:g} s"} if late else EARLY
         if late or not self.text.endswith(b"\n"):
-            return Ended(self.index, lost, seconds)
+            return Ended(self.index, {"why": f"not done after {limit:g} s"} if late else EARLY)
         made, modules, answers = json.loads(self.text)
         learn(answers)
         load(modules)
-        return Ended(self.index, made, seconds)
+        return Ended(self.index, made)
 
 
 def in_forks(functions: Sequence[Function], jobs: int, limit: float) -> Iterator[Ended]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import gc
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,6 @@ from harness.memory.record import (
     ALLOCATED,
     Record,
     beyond_kinds,
-    beyond_state,
     peak,
     phase_peaks,
     running,
@@ -47,7 +45,7 @@ from harness.resolve import Resolved
 from harness.sampling.measure import Drawing
 from harness.worker import setup
 from harness.worker.loop import Log, Run, optimizer_step
-from strategies.engine import STEP_PHASES, TrainingRun
+from strategies.engine import TrainingRun
 
 
 def draw(
@@ -109,10 +107,8 @@ ones."""
 
 def simulate(resolved: Resolved, kind: str = USUAL, rank: int = 0) -> Prediction:
     """Trace the training of ``rank`` on a card of that ``kind``, and return its prediction."""
-    began = time.monotonic()
     tracer, counter, steady_from = trace_training(resolved, kind=kind, rank=rank)
-    fields = {"denoising": tracer.denoising, "seconds_taken": time.monotonic() - began}
-    return summary(resolved, tracer.record, counter, steady_from, **fields)
+    return summary(resolved, tracer.record, counter, steady_from, denoising=tracer.denoising)
 
 
 def trace_training(
@@ -279,7 +275,6 @@ def summary(
     """Return the prediction of a trace, with the allocator's peaks for a GPU."""
     on_gpu = resolved.spec.device == "cuda"
     buckets, live = resolved.launch.engine.buckets, running(record, "device")
-    begin = next((at for at, phase in record.marks if phase in STEP_PHASES), steady_from)
     bubble, chain = adapter_of(resolved.launch.engine).bubble_fraction, []
     if bubble:  # a pipeline's waits
         asked = {"count": bubble.denominator, "group": bubble.numerator + 1}
@@ -293,8 +288,6 @@ def summary(
         # On a CPU the peak is compared with resident memory, which has both pools.
         peak=peak(record, "device" if on_gpu else None, record.marks[0][0]),
         steady=peak(record, "device", steady_from),
-        first_step=max(live[begin:steady_from], default=None),
-        beyond_state=beyond_state(record, "device", buckets, steady_from),
         beyond=phase_peaks(record, "device", beyond_kinds(buckets), steady_from),
         host=peak(record, "host") if on_gpu else None,
         host_steady=peak(record, "host", steady_from),
