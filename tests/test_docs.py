@@ -117,7 +117,7 @@ def test_the_flux_tutorial_takes_one_recipe_home():
 @pytest.mark.parametrize("page", SHOWN, ids=lambda page: page.name)
 def test_a_recorded_plan_is_what_pages_show(page, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(pool, "ROOT", tmp_path)  # of an empty folder of predictions
-    monkeypatch.setattr(pool, "Run", lambda *given: pytest.fail("a process was started"))
+    monkeypatch.setattr(pool, "Worker", lambda *given: pytest.fail("a process was started"))
     monkeypatch.setenv("COLUMNS", "80")
     (output,) = (output for command, output in blocks_of(page.read_text()) if command == RECORDED)
     assert cli.main(shlex.split(RECORDED)[1:]) == 0

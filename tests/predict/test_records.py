@@ -40,7 +40,7 @@ def shipped(tmp_path, monkeypatch):
     monkeypatch.setattr(pool, "ROOT", tmp_path)
     records._lines.cache_clear()
     records.made_by.cache_clear()
-    monkeypatch.setattr(pool, "Run", lambda *given: pytest.fail("a process was started"))
+    monkeypatch.setattr(pool, "Worker", lambda *given: pytest.fail("a process was started"))
     made = {}
     for gib, recipe in enumerate((PLAIN, CHECKPOINT), start=3):
         row = row_of(recipe)
