@@ -72,7 +72,7 @@ def anatomy(options: argparse.Namespace) -> int:
         console.print(Text(result.log_tail, style="dim"))
         return exit_code([result])
     breakdown = hooks.planner("under_ceilings")(load(folder / "anatomy.json"))
-    for question, answer, more in page.sentences(breakdown):
+    for question, answer, more in page.section(breakdown)["answers"]:
         console.print(f"[bold]{question}[/bold]  {answer}: {more}", highlight=False)
     for path in [folder / "anatomy.json", *page.write(breakdown, folder)]:
         console.print(Text(str(short(path))), soft_wrap=True)

@@ -17,7 +17,7 @@ from harness.commands.console import FAILED, OK, make_console, short
 from harness.commands.options import add_force, add_json, folder_name, write_answer
 from harness.json_files import read_json
 from harness.report import compare as compare_folders
-from harness.report import print_comparison, write_report
+from harness.report import render_comparison, write_report
 from harness.result import Result, load_all
 from harness.spec import SpecError
 
@@ -50,7 +50,7 @@ def compare(options: argparse.Namespace) -> int:
     for folder in (options.old, options.new):
         _results(folder)
     found = compare_folders(options.old, options.new)
-    print_comparison(found, make_console())
+    render_comparison(found, make_console())
     changed = [change.label for change in found.changed]
     write_answer(options, {**dataclasses.asdict(found), "changed": changed})
     return OK

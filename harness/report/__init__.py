@@ -17,7 +17,8 @@ from harness.prediction import read_predictions
 from harness.report.data.compare import Comparison, compare
 from harness.report.data.grouping import build, of_usable
 from harness.report.data.rows import Report, SuiteHead, read_suite
-from harness.report.rendering import export, pages
+from harness.report.rendering import export, pages, terminal
+from harness.report.rendering.terminal import render_comparison
 from harness.result import Result
 
 if TYPE_CHECKING:
@@ -29,8 +30,8 @@ __all__ = [
     "SuiteHead",
     "build",
     "compare",
-    "print_comparison",
     "read_suite",
+    "render_comparison",
     "write_report",
 ]
 
@@ -70,8 +71,12 @@ def write_report(
     predictions = read_predictions(folder, left_out)
 
     def rendered(report: Report) -> tuple[dict[str, str], str]:
-        texts = {name: render(report) for name, render in FORMATS.items()}
-        return texts, _printed(report, console) if console else ""
+        texts, printed = {name: render(report) for name, render in FORMATS.items()}, ""
+        if console:
+            with console.capture() as captured:
+                terminal.render(report, console)
+            printed = captured.get()
+        return texts, printed
 
     texts, printed = of_usable(results, left_out, suite, predictions, rendered)
     paths = []
@@ -87,18 +92,3 @@ def write_report(
     if console:
         console.file.write(printed)
     return paths
-
-
-def _printed(report: Report, console: Console) -> str:
-    from harness.report.rendering import terminal
-
-    with console.capture() as captured:
-        terminal.render(report, console)
-    return captured.get()
-
-
-def print_comparison(comparison: Comparison, console: Console) -> None:
-    """Print the differences between two result sets."""
-    from harness.report.rendering import terminal
-
-    terminal.render_comparison(comparison, console)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +29,6 @@ from harness.report.rendering.svg import (
 from harness.result import load
 from strategies.engine import STEP_PHASES
 
-Keys = list[tuple[str, str]]
-"""Name and colour of each entry of a legend."""
-
 
 def attainable(flops_a_byte: float, peak_flops: float, bandwidth: float) -> float:
     """Return FLOP/s under the roofline (Williams et al. 2009): the memory's rate or the peak."""
@@ -48,67 +46,44 @@ def intensity(cost: OpCost) -> float:
 WIDE = 1200.0
 """Width of a chart over the whole page."""
 SHOWN_OPS = 16
-STACK_KEYS: Keys = [(title(name), COLOUR_OF[name]) for name in CATEGORIES]
-PHASE_KEYS: Keys = list(zip(STEP_PHASES, COLOURS, strict=False))
+PHASE_KEYS = list(zip(STEP_PHASES, COLOURS, strict=False))
+"""Name and colour of each phase."""
 
 
 def timeline(line: Timeline) -> str:
     """Draw the live bytes at each operation of the step, stacked, with the peak marked."""
     height, top = 300.0, 40.0
-    last = max(line.marks[-1][0], 1)
-    high = line.peak_bytes / units.MIB
-    x, y = Scale(0, last, 56.0, WIDE - 12), Scale(0, high * 1.06, height, top)
+    end, high = line.marks[-1][0], line.peak_bytes / units.MIB
+    x, y = Scale(0, max(end, 1), 56.0, WIDE - 12), Scale(0, high * 1.06, height, top)
     parts = axes(x, y, "operations run since the step began", "MiB", top)
-    parts += _areas(line, x, y)
-    parts += _borders(line, x, height, top)
-    parts += _peak(line, x, y, high)
-    return picture(WIDE, height + 36, parts, "Memory over one step, by category")
+    below, spots = [0.0] * len(line.op), [*line.op, end]
 
+    def stairs(heights: Sequence[float]) -> list[str]:
+        """Return the points of a staircase: each height holds until the next operation."""
+        pairs = [(x(spots[i + after]), y(v)) for i, v in enumerate(heights) for after in (0, 1)]
+        return [f"{a:.1f},{b:.1f}" for a, b in pairs]
 
-def _areas(line: Timeline, x: Scale, y: Scale) -> list[str]:
-    below = [0.0] * len(line.op)
-    spots = [*line.op, line.marks[-1][0]]
-    parts = []
     for name in CATEGORIES:
         above = [b + v / units.MIB for b, v in zip(below, line.bytes[name], strict=True)]
         if any(line.bytes[name]):
-            path = f"M{_stairs(spots, above, x, y)}L{_stairs(spots, below, x, y, back=True)}Z"
+            path = f"M{'L'.join([*stairs(above), *reversed(stairs(below))])}Z"
             tip = element("title", title(name))
             parts.append(element("path", tip, d=path, fill=COLOUR_OF[name], class_="area"))
         below = above
-    return parts
-
-
-def _stairs(
-    ops: Sequence[int], heights: Sequence[float], x: Scale, y: Scale, *, back: bool = False
-) -> str:
-    """Return a staircase: each height holds until the next operation."""
-    pairs = []
-    for index, value in enumerate(heights):
-        pairs += [(x(ops[index]), y(value)), (x(ops[index + 1]), y(value))]
-    return "L".join(f"{a:.1f},{b:.1f}" for a, b in (reversed(pairs) if back else pairs))
-
-
-def _borders(line: Timeline, x: Scale, bottom: float, top: float) -> list[str]:
-    parts = []
-    for (start, phase), (stop, _) in zip(line.marks, line.marks[1:], strict=False):
+    for (start, phase), (stop, _) in pairwise(line.marks):
         at = x(start)
-        parts.append(element("line", x1=at, x2=at, y1=top - 12, y2=bottom, class_="border"))
+        parts.append(element("line", x1=at, x2=at, y1=top - 12, y2=height, class_="border"))
         if x(stop) - at > 50:
             parts.append(text((at + x(stop)) / 2, top - 4, phase, class_="label mid"))
-        elif stop == line.marks[-1][0]:  # the optimizer has few operations, at the end
+        elif stop == end:  # the optimizer has few operations, at the end
             parts.append(text(x(stop), top - 16, phase, class_="label end"))
-    return parts
-
-
-def _peak(line: Timeline, x: Scale, y: Scale, high: float) -> list[str]:
-    at, level = x(line.peak_op), y(high)
-    label = f"peak {high:.1f} MiB: {short_op(line.peak_maker)}"
+    at, level, label = x(line.peak_op), y(high), f"peak {high:.1f} MiB: {short_op(line.peak_maker)}"
     label += f" in {line.peak_module}" if line.peak_module else ""
-    side = {"class_": "label end"} if at > WIDE / 2 else {"class_": "label"}
-    shift = -10 if at > WIDE / 2 else 10
-    ring = element("circle", cx=at, cy=level, r=4.5, class_="mark")
-    return [ring, text(at + shift, level - 6, label, **side, font_weight=650)]
+    late = at > WIDE / 2
+    parts.append(element("circle", cx=at, cy=level, r=4.5, class_="mark"))
+    look = {"class_": "label end" if late else "label", "font_weight": 650}
+    parts.append(text(at + (-10 if late else 10), level - 6, label, **look))
+    return picture(WIDE, height + 36, parts, "Memory over one step, by category")
 
 
 def short_op(name: str) -> str:
@@ -136,30 +111,19 @@ def roofline(breakdown: MemoryBreakdown) -> str:
     corner += [(ridge, breakdown.peak_flops), (high, breakdown.peak_flops)]
     path = polyline([(x(a), y(b)) for a, b in corner])
     parts.append(element("path", d=path, class_="roof"))
-    return picture(WIDE, 366, parts + _circles(costs, places, x, y), "Roofline of this device")
-
-
-def _circles(
-    costs: Sequence[OpCost], places: Sequence[tuple[float, float]], x: Scale, y: Scale
-) -> list[str]:
     whole = sum(c.seconds for c in costs)
     spots = [(x(a), y(b)) for a, b in places]
     radii = [3 + 16 * math.sqrt(c.seconds / whole) for c in costs]
-    names = [short_op(c.op) for c in costs]
-    discs = [(a - r, b - r, a + r, b + r) for (a, b), r in zip(spots, radii, strict=True)]
-    labels = place_labels(spots, names, (x.start, y.end, x.end, y.start), discs)
-    colour = dict(PHASE_KEYS)
-    parts = []
-    rows = zip(costs, spots, radii, names, labels, strict=True)
-    for cost, (cx, cy), radius, name, label in rows:
-        tip = f"{cost.op} ({cost.phase}): {cost.calls} calls, {100 * cost.seconds / whole:.0f} %"
-        parts.append(
-            element("circle", element("title", tip), cx=cx, cy=cy, r=radius, class_="op",
-                    fill=colour.get(cost.phase, COLOURS[6]))
-        )  # fmt: skip
+    names, frame = [short_op(c.op) for c in costs], (x.start, y.end, x.end, y.start)
+    labels = place_labels(spots, radii, names, frame)
+    for cost, (cx, cy), radius, name, label in zip(costs, spots, radii, names, labels, strict=True):
+        share = f"{cost.calls} calls, {100 * cost.seconds / whole:.0f} %"
+        tip = element("title", f"{cost.op} ({cost.phase}): {share}")
+        fill = dict(PHASE_KEYS).get(cost.phase, COLOURS[6])
+        parts.append(element("circle", tip, cx=cx, cy=cy, r=radius, class_="op", fill=fill))
         if label:
             parts.append(text(*label, name, class_="label"))
-    return parts
+    return picture(WIDE, 366, parts, "Roofline of this device")
 
 
 # ---- page ----
@@ -209,12 +173,32 @@ def write(breakdown: MemoryBreakdown, folder: Path) -> list[Path]:
 
 def section(p: MemoryBreakdown) -> dict[str, Any]:
     """Return what the page's section shows."""
+    line = p.timeline
+    sizes = sorted(((size, name) for name, size in line.at_peak().items()), reverse=True)
+    alive = ", ".join(
+        f"{units.in_sentence(name)} {100 * size / line.peak_bytes:.0f} %"
+        for size, name in sizes
+        if size > 0.005 * line.peak_bytes
+    )
+    where = f" in {line.peak_module}" if line.peak_module else ""
+    site = f" ({line.peak_site})" if line.peak_site else ""
+    peak = f"{line.peak_bytes / units.MIB:.1f} MiB in phase {line.peak_phase}"
+    last = f"The last allocation before it is by {short_op(line.peak_maker)}{where}{site}"
+    cpu = "host memory stands in for a GPU's, and attention is the CPU's kernel. "
     return {
-        "setting": _setting(p),
-        "stamp": _stamp(p),
-        "answers": sentences(p),
-        "timeline": timeline(p.timeline),
-        "keys": STACK_KEYS,
+        "setting": (
+            f"{p.model} ({p.parameters / 1e6:.1f} M parameters, {p.tokens} tokens a sample), "
+            f"global batch {p.global_batch}, micro batch {p.micro_batch}, {p.dtype}, rank 0 of "
+            f"{p.processes} on {p.device}."
+        ),
+        "stamp": (
+            "Bytes are those of tensors, followed one by one through an extra step after the "
+            f"measured ones; {cpu * (p.device == 'cpu')}What the allocator rounds up or keeps in "
+            "reserve is not in them."
+        ),
+        "answers": [("Peak of a step", peak, f"{alive}. {last}")],
+        "timeline": timeline(line),
+        "keys": [(title(name), COLOUR_OF[name]) for name in CATEGORIES],
         "tables": [
             tabulate("lumps", "What lived at the peak", LUMPS, p.lumps[:ROWS]),
             tabulate("kept", "Activations by module", KEPT, _modules(p), note=KEPT_NOTE),
@@ -223,42 +207,6 @@ def section(p: MemoryBreakdown) -> dict[str, Any]:
         "roofline": roofline(p),
         "phases": PHASE_KEYS,
     }
-
-
-def _setting(p: MemoryBreakdown) -> str:
-    return (
-        f"{p.model} ({p.parameters / 1e6:.1f} M parameters, {p.tokens} tokens a sample), global "
-        f"batch {p.global_batch}, micro batch {p.micro_batch}, {p.dtype}, rank 0 of "
-        f"{p.processes} on {p.device}."
-    )
-
-
-def _stamp(p: MemoryBreakdown) -> str:
-    where = (
-        "host memory stands in for a GPU's, and attention is the CPU's kernel. "
-        if p.device == "cpu"
-        else ""
-    )
-    return (
-        "Bytes are those of tensors, followed one by one through an extra step after the measured "
-        f"ones; {where}What the allocator rounds up or keeps in reserve is not in them."
-    )
-
-
-def sentences(p: MemoryBreakdown) -> list[tuple[str, str, str]]:
-    """Return (question, answer, details) for a reader's first question."""
-    line = p.timeline
-    sizes = [(size, title(name), name) for name, size in line.at_peak().items()]
-    alive = ", ".join(
-        f"{units.in_sentence(name)} {100 * size / line.peak_bytes:.0f} %"
-        for size, _, name in sorted(sizes, reverse=True)
-        if size > 0.005 * line.peak_bytes
-    )
-    where = f" in {line.peak_module}" if line.peak_module else ""
-    site = f" ({line.peak_site})" if line.peak_site else ""
-    answer = f"{line.peak_bytes / units.MIB:.1f} MiB in phase {line.peak_phase}"
-    last = f"The last allocation before it is by {short_op(line.peak_maker)}{where}{site}"
-    return [("Peak of a step", answer, f"{alive}. {last}")]
 
 
 KEPT_NOTE = (

@@ -28,7 +28,7 @@ from harness.commands.reports import show
 from harness.commands.run import run_rows
 from harness.launch import launch
 from harness.phases import SETUP_PHASES
-from harness.report.figures.units import GIB, title
+from harness.report.figures.units import CATEGORIES, GIB, title
 from harness.result import Result, Status, load_all
 from harness.script.row import CLIPPING, REFERENCES, Script, ScriptRow, recipes_of, row_of
 from harness.spec import DEVICES
@@ -175,26 +175,22 @@ class Starter:
             others = [r for r in load_all(self.out)[0] if r.spec.model == row.spec.model]
             limits = (clip for clip in map(clip_of, others) if clip is not None)
             row = dataclasses.replace(row, clip=next(limits, None))
-        result = self._run(row, folder, timeout, on_status)
-        clip = clip_of(result)
-        if clip is not None and any(c.name == CLIPPING and not c.ok for c in result.audit):
+        for _ in range(2):
+            began = time.monotonic()
+
+            def stop(began: float = began) -> str | None:
+                """End a run in which no rank has begun a step."""
+                if time.monotonic() - began < self.load_limit:
+                    return None
+                phases = [status.get("phase") for status in launch.rank_files(folder, "status")]
+                return "timeout" if all(phase in SETUP_PHASES for phase in phases) else None
+
+            result = launch.run(row, folder, timeout=timeout, on_status=on_status, stop=stop)
+            clip = clip_of(result)
+            if clip is None or all(c.ok for c in result.audit if c.name == CLIPPING):
+                break
             row = dataclasses.replace(row, clip=clip)
-            result = self._run(row, folder, timeout, on_status)
         return _advised(result, self.load_limit)
-
-    def _run(
-        self, row: ScriptRow, folder: Path, timeout: float, on_status: Callable[..., None]
-    ) -> Result:
-        began = time.monotonic()
-
-        def stop() -> str | None:
-            """End a run in which no rank has begun a step."""
-            if time.monotonic() - began < self.load_limit:
-                return None
-            phases = [status.get("phase") for status in launch.rank_files(folder, "status")]
-            return "timeout" if all(phase in SETUP_PHASES for phase in phases) else None
-
-        return launch.run(row, folder, timeout=timeout, on_status=on_status, stop=stop)
 
 
 def clip_of(result: Result) -> float | None:
@@ -264,21 +260,13 @@ def _seen(result: Result) -> Iterator[str]:
     yield f"clipping    {'none' if clip is None else f'{clip:g}'}"
     skipped = ", ".join(f"{name} x{n}" for name, n in facts["skipped"].items())
     yield f"left out    {skipped or 'nothing'}"
-    yield from _resources(result)
-    yield from (f"note        {note}" for note in result.meter_notes)
-
-
-def _resources(result: Result) -> Iterator[str]:
-    """Yield lines on the seconds and bytes of the first rank."""
     for rank in result.ranks[:1]:
-        spent = ", ".join(f"{name} {value:.1f} s" for name, value in rank.phase_seconds.items())
-        yield f"phases      {spent}"
         for owner, size in rank.resident.items():
             yield f"resident    {owner} {size / GIB:.3f} GiB"
-        if rank.categories is None:
-            continue
-        names = ("parameters", "gradients", "optimizer_state", "ema", "activations", "workspace")
-        for name in (*names, "resident"):
-            size = getattr(rank.categories, name)
-            yield f"memory      {title(name):<16} {size / GIB:9.3f} GiB"
-        yield f"memory      peak {rank.categories.total / GIB:.3f} GiB, in {rank.categories.phase}"
+        if rank.categories is not None:
+            for name in (*CATEGORIES, "resident"):
+                size = getattr(rank.categories, name)
+                yield f"memory      {title(name):<16} {size / GIB:9.3f} GiB"
+            total, phase = rank.categories.total / GIB, rank.categories.phase
+            yield f"memory      peak {total:.3f} GiB, in {phase}"
+    yield from (f"note        {note}" for note in result.meter_notes)

@@ -117,30 +117,18 @@ def _watched(row: ScriptRow, watch: Watch, seed: int) -> int:
             set_seed(seed)
             runpy.run_path(str(row.script.path), run_name="__main__")
         raise watch.ended or _too_few(row, watch)
-    except Finished:
-        pass
-    except (Refused, Void) as stop:
-        _write_unmeasured(row, watch, stop)
-    except SystemExit as stop:
-        if watch.finished:
-            pass
-        elif watch.ended or stop.code in (None, 0):
-            _write_unmeasured(row, watch, watch.ended or _too_few(row, watch))
-        else:
-            told = SystemError(f"the script exited with {stop.code!r}")
-            print(f"headroom: {told}", file=sys.stderr, flush=True)
-            reporter.failed(told)
-            return 1
     except BaseException as error:
-        if watch.ended is not None and not watch.finished:
-            _write_unmeasured(row, watch, watch.ended)
-        elif not watch.finished and (copied := _copied(error, row)):
-            _write_unmeasured(row, watch, copied)
+        stop = None if watch.finished else _unmeasured(error, row, watch)
+        if stop is not None:
+            _write_unmeasured(row, watch, stop)
         elif not watch.finished:
-            trace = error.__traceback__  # the script's own begins at its first line
+            own = error
+            if isinstance(error, SystemExit):
+                own = SystemError(f"the script exited with {error.code!r}")
+            trace = own.__traceback__  # the script's own begins at its first line
             while trace is not None and trace.tb_frame.f_code.co_filename != str(row.script.path):
                 trace = trace.tb_next
-            own = error.with_traceback(trace or error.__traceback__)
+            own = own.with_traceback(trace or own.__traceback__)
             reporter.failed(own)
             traceback.print_exception(own)
             return 1
@@ -148,15 +136,21 @@ def _watched(row: ScriptRow, watch: Watch, seed: int) -> int:
     return 0
 
 
-def _copied(error: BaseException, row: ScriptRow) -> Refused | None:
-    """Return the way out if the script failed as it copied a model of which a rank has a share."""
+def _unmeasured(error: BaseException, row: ScriptRow, watch: Watch) -> BaseException | None:
+    """Return why a run has no result, with the remedy; None if the script failed by itself."""
+    if isinstance(error, (Refused, Void)):
+        return error
+    if watch.ended is not None:
+        return watch.ended
+    if isinstance(error, SystemExit):
+        return _too_few(row, watch) if error.code in (None, 0) else None
     names = {frame.f_code.co_name for frame, _ in traceback.walk_tb(error.__traceback__)}
-    if "deepcopy" not in names or not row.launch.traits & {"shards", "split_parameters"}:
-        return None
-    return Refused(
-        f"the script copies its model (an EMA?) after prepare, and {row.launch.sharding} shards it "
-        "there; make the copy before accelerator.prepare, or take ddp"
-    )
+    if "deepcopy" in names and row.launch.traits & {"shards", "split_parameters"}:
+        return Refused(
+            f"the script copies its model (an EMA?) after prepare, and {row.launch.sharding} "
+            "shards it there; make the copy before accelerator.prepare, or take ddp"
+        )
+    return None
 
 
 class TooFew(Refused):

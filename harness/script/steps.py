@@ -102,16 +102,20 @@ class Bench:
         self.trained.micro_steps += 1
 
     def boundary(self) -> None:
-        """Receive the end of one optimizer step, and begin the next.
-
-        Raises:
-            Finished: it was the last one; the result is written.
-        """
+        """Receive the end of one optimizer step, and begin the next."""
         self.inner.meter.synchronize()
         if self.clocked:
             self.log.seconds.append(time.perf_counter() - self.began)
             self.log.used.append(samples.now() - self.before)
-        self._close_step()
+        self.inputs.close()
+        self.trained.optimizer_steps += 1
+        losses = self.losses or [torch.full((), math.nan, device=self.trained.accelerator.device)]
+        self.log.losses.append(torch.stack(losses).mean())
+        self.micro.append(len(self.losses))
+        self.log.norms.append(self.norm)
+        self.losses, self.norm = [], None
+        for attachment in self.trained.attached.values():
+            attachment.after_step()
         if next(self.order, "end") == "end":
             self.finish()
             raise Finished
@@ -122,17 +126,6 @@ class Bench:
             self.trained.accelerator.wait_for_everyone()
         self.inner.meter.synchronize()
         self.before, self.began = samples.now(), time.perf_counter()
-
-    def _close_step(self) -> None:
-        self.inputs.close()
-        self.trained.optimizer_steps += 1
-        losses = self.losses or [torch.full((), math.nan, device=self.trained.accelerator.device)]
-        self.log.losses.append(torch.stack(losses).mean())
-        self.micro.append(len(self.losses))
-        self.log.norms.append(self.norm)
-        self.losses, self.norm = [], None
-        for attachment in self.trained.attached.values():
-            attachment.after_step()
 
     # ---- order of the steps ----
 
@@ -163,7 +156,10 @@ class Bench:
         self.clocked = False
         watch.begin("after")
         yield from self._traced()
-        yield from self._observed()
+        reporter.enter("evidence")  # of one step that the added strategies watch
+        with observing(self.trained, self.row.recipe.strategies[1:]):
+            self.inputs.enter_context(in_phase(INPUTS))
+            yield
 
     def _checked(self) -> Iterator[None]:
         """Take one step metered as a whole, and a traced one."""
@@ -207,14 +203,6 @@ class Bench:
                 yield
             self.categories[kind] = categories_of(tracer, self.trained)
 
-    def _observed(self) -> Iterator[None]:
-        """Take one step that the added strategies watch."""
-        self.inner.reporter.enter("evidence")
-        parts = self.row.recipe.strategies[1:]
-        with observing(self.trained, parts):
-            self.inputs.enter_context(in_phase(INPUTS))
-            yield
-
     # ---- result ----
 
     def finish(self) -> Result | None:
@@ -230,8 +218,18 @@ class Bench:
         evidence |= {"precision": types, "script": self.watch.facts()}
         checks += self._audit(losses)
         self.inner.reporter.enter("save")
-        self.inner.resolved = self._as_found()
-        self.inner.meter.notes += self._notes()
+        accumulation, notes = max(1, self._accumulation()), self._notes()
+        batch = self.watch.global_batch() * accumulation
+        if not batch:
+            notes.append(
+                "batch unknown: the script prepares no DataLoader with a batch size, so that one "
+                "sample stands for one step in samples per second"
+            )
+        # The row with the batch that was read off the run.
+        spec = dataclasses.replace(self.row.spec, global_batch=batch or 1)
+        micro = batch // (self.row.launch.layout.data * accumulation)
+        self.inner.resolved = dataclasses.replace(self.row, spec=spec, micro_batch=micro)
+        self.inner.meter.notes += notes
         mine = measured_rank(self.inner, self.categories)
         mine.resident = self.census.by_owner
         ranks = gather(trained, mine)
@@ -239,7 +237,7 @@ class Bench:
             return None
         facts = {"started": self.started, "projections": None}
         result = result_of(self.inner, ranks, losses, checks, {**facts, "evidence": evidence})
-        result.accumulation = max(1, self._accumulation())
+        result.accumulation = accumulation
         result.write(self.inner.folder / "result.json")
         return result
 
@@ -273,18 +271,6 @@ class Bench:
     def _accumulation(self) -> int:
         """Return the usual number of backward passes of a step."""
         return Counter(self.micro).most_common(1)[0][0] if self.micro else 0
-
-    def _as_found(self) -> ScriptRow:
-        """Return the row with the batch that was read off the run."""
-        batch = self.watch.global_batch() * max(1, self._accumulation())
-        if not batch:
-            self.inner.meter.notes.append(
-                "batch unknown: the script prepares no DataLoader with a batch size, so that one "
-                "sample stands for one step in samples per second"
-            )
-        spec = dataclasses.replace(self.row.spec, global_batch=batch or 1)
-        shares = self.row.launch.layout.data * max(1, self._accumulation())
-        return dataclasses.replace(self.row, spec=spec, micro_batch=batch // shares)
 
     def _audit(self, losses: list[float]) -> list[Check]:
         """Return the checks that hold for every script."""

@@ -47,10 +47,7 @@ MADE_BEFORE = (
 class Watch:
     """Observations of a script in one rank's process, and their measurement.
 
-    Args:
-        row: the run, as the launching process checked it.
-        folder: the run's folder.
-        check: take two steps alone.
+    Its methods end the script by Refused, Void (another training than was asked for) or Finished.
     """
 
     def __init__(
@@ -106,11 +103,7 @@ class Watch:
     # ---- prepare ----
 
     def preparing(self, accelerator: Any, given: Sequence[Any], named: dict[str, Any]) -> list[Any]:
-        """Return the arguments of ``prepare`` with the added strategies applied.
-
-        Raises:
-            Refused: the launch cannot take these objects.
-        """
+        """Return the arguments of ``prepare`` with the added strategies applied."""
         self.end_again()
         given = list(given)
         models = [m for m in given if isinstance(m, nn.Module) and trains(m)]
@@ -205,35 +198,28 @@ class Watch:
                 "the script prepares no model with trained weights; pass its model to "
                 "accelerator.prepare"
             )
-        trained = self._trained()
+        models, optimizers = self.wrapped, self.accelerator._optimizers
+        modules = [unwrapped(m) for m in models]
+        blocks = self.blocks or [b for m in modules for b in blocks_of(m)]
+        module = nn.ModuleList(modules) if len(models) > 1 else modules[0]
+        inner = [_innermost(o) for o in optimizers]
+        joined = Joined(inner) if inner else self.seen_optimizers
+        subject = self._subject(blocks, self.linears)
+        trained = TrainingRun(
+            accelerator=self.accelerator,
+            model=module if "one_process" in self.row.launch.traits else models[0],
+            module=module,
+            optimizer=optimizers[0] if len(optimizers) == 1 else joined,
+            launch=dataclasses.replace(self.row.launch, subject=subject),
+            settings=settings_of(inner[0]) if inner else self.row.settings,
+            attached={},
+        )
         self.bench = Bench(self, trained)
         for part in self.row.recipe.strategies:
             attachment = part.attach(trained)
             if attachment is not None:
                 trained.attached[part.name] = attachment
-        self._note_type(trained.module)
-
-    def _trained(self) -> TrainingRun:
-        models = self.wrapped
-        modules = [unwrapped(m) for m in models]
-        blocks = self.blocks or [b for m in modules for b in blocks_of(m)]
-        several = len(models) > 1
-        module = nn.ModuleList(modules) if several else modules[0]
-        alone = "one_process" in self.row.launch.traits
-        optimizers = self.accelerator._optimizers
-        inner = [_innermost(o) for o in optimizers]
-        joined = Joined(inner) if inner else self.seen_optimizers
-        optimizer = optimizers[0] if len(optimizers) == 1 else joined
-        launch = dataclasses.replace(self.row.launch, subject=self._subject(blocks, self.linears))
-        return TrainingRun(
-            accelerator=self.accelerator,
-            model=module if alone else models[0],
-            module=module,
-            optimizer=optimizer,
-            launch=launch,
-            settings=settings_of(inner[0]) if inner else self.row.settings,
-            attached={},
-        )
+        self._note_type(module)
 
     def _note_type(self, module: nn.Module) -> None:
         """Record the type of the output of the first layer with a matrix product."""
@@ -267,11 +253,7 @@ class Watch:
             self.steps_begin(_innermost(optimizer))
 
     def steps_begin(self, optimizer: Any) -> None:
-        """Receive the start of an optimizer's step.
-
-        Raises:
-            Refused: no gradient came by ``Accelerator.backward``.
-        """
+        """Receive the start of an optimizer's step."""
         if self.bench is None and not self.models:
             return
         if self.backwards == 0 and self._is_ours(optimizer):
@@ -304,11 +286,7 @@ class Watch:
         return len(self.stepped) >= count or max(self.stepped.values()) > 1
 
     def accumulates(self, models: Sequence[Any]) -> None:
-        """Receive the start of ``Accelerator.accumulate``.
-
-        Raises:
-            Refused: FSDP2 cannot take a list of models.
-        """
+        """Receive the start of ``Accelerator.accumulate``."""
         self.end_again()
         self.in_accumulate = True
         listed = any(isinstance(m, (list, tuple)) for m in models)
@@ -374,10 +352,6 @@ class Watch:
         """Receive the limit and norm of the gradients of ``parameters``, which the script clips.
 
         The norm of no parameters is none of the training's.
-
-        Raises:
-            Void: DeepSpeed clips at another limit, or the parameters are not those that are
-                trained, so that the training is another one.
         """
         limit, engine_clips = float(limit), "own_clipping" in self.row.launch.traits
         given = [parameters] if torch.is_tensor(parameters) else parameters

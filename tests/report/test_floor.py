@@ -15,7 +15,7 @@ from rich.console import Console
 from harness import void
 from harness.report import build
 from harness.report.data import lookup
-from harness.report.data.answers import answers, fastest_that_fits, headline
+from harness.report.data.answers import answers, fits, front, headline
 from harness.report.data.rows import Group, Report, SuiteHead
 from harness.report.figures import derive, floor
 from harness.report.figures.floor import Step, floor_of, margin
@@ -184,8 +184,7 @@ def test_the_fastest_is_named_with_those_that_are_not_told_from_it():
     least = 100 * lookup.interval(zero2, group.rows[0])[0]
     for question in ("Best trade", "Least memory"):
         assert f"than ddp, at {least:.0f} % of its speed or more" in found[question]
-    last = fastest_that_fits(group)[-1]
-    assert (last.row.label, last.others) == ("ddp", close)
+    assert fits(front(group)[-1], group) == f"ddp{close}"
 
 
 # ---- steps that were disturbed, and pauses of a network ----

@@ -150,7 +150,7 @@ def test_on_a_gpu_the_limit_follows_from_what_the_reference_is_away_from_itself(
     again = dataclasses.replace(first, losses=moved(first.losses, 1e-5))
     found = parity.limits([first, again])
     assert found.loss == pytest.approx(parity.SLACK * 1e-5)
-    assert found.norm == parity.FLOAT32.norm and "2 runs" in found.why
+    assert found.norm == parity.FLOAT32.norm
     chaotic = dataclasses.replace(first, losses=moved(first.losses, 0.5))
     assert parity.limits([first, chaotic]).loss == parity.WIDE.loss
 

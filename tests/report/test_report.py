@@ -21,7 +21,7 @@ from rich.console import Console
 
 from harness import cli
 from harness.report import SuiteHead, build, write_report
-from harness.report.data.answers import answers, believable, fastest_that_fits
+from harness.report.data.answers import answers, believable, front
 from harness.report.data.effects import effects
 from harness.report.data.rows import read_suite
 from harness.report.figures import derive, units
@@ -98,7 +98,7 @@ def test_a_row_that_differs_is_not_on_the_front_however_fast():
     assert (rows[0].versus.parity, rows[0].versus.front) == ("DIFFERS", False)
     assert rows[1].versus.front
     assert answers(group)[0].row is rows[1] and rows[0] not in believable(group)
-    assert fastest_that_fits(group)[-1].row is rows[1]
+    assert front(group)[-1] is rows[1]
 
 
 def test_an_exact_row_is_not_held_to_a_reference_that_is_not_exact():

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from harness.report import build, compare, print_comparison
+from harness.report import build, compare, render_comparison
 from harness.report.data.compare import compare_reports
 from harness.result import Result, Status, load_all
 
@@ -20,7 +20,7 @@ GOLDEN = Path(__file__).parents[1] / "golden" / "report"
 def told(found) -> str:
     """The comparison as it is printed, in a line a paragraph."""
     stream = io.StringIO()
-    print_comparison(found, Console(file=stream, width=400))
+    render_comparison(found, Console(file=stream, width=400))
     return stream.getvalue()
 
 

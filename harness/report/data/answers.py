@@ -29,23 +29,6 @@ class Answer:
     text: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class FastestThatFits:
-    """The fastest row that fits in ``limit_bytes``, which is its need.
-
-    The noise does not separate it from the rows in ``alike``, which fit too.
-    """
-
-    limit_bytes: int
-    row: Row
-    alike: tuple[Row, ...] = ()
-
-    @property
-    def others(self) -> str:
-        """The rows that are not separable from the fastest, for a sentence; empty without any."""
-        return _beside(self.row, self.alike)
-
-
 def believable(group: Group) -> list[Row]:
     """Return the rows that an answer may name, fastest first."""
     return [row for row in group.rows if not row.versus.wrong]
@@ -139,20 +122,21 @@ def _smallest(group: Group) -> str:
     return f"{least.label} needs {_change(least, base)} than {base.label}."
 
 
-def fastest_that_fits(group: Group) -> list[FastestThatFits]:
-    """Return the fastest row for each size of memory, the smallest size first.
+def front(group: Group) -> list[Row]:
+    """Return the rows of the Pareto front, the smallest first.
 
-    The answer changes only at the need of a row that is faster than all smaller ones.
+    From its need on, each is the fastest row that fits.
     """
-    found: list[FastestThatFits] = []
-    rows = with_need(group)
-    for row in sorted(rows, key=lambda r: (r.numbers.need_bytes, -r.numbers.samples_per_second)):
-        if found and row.numbers.samples_per_second <= found[-1].row.numbers.samples_per_second:
-            continue
-        limit = row.numbers.need_bytes
-        able = [r for r in rows if r is not row and r.numbers.need_bytes <= limit]
-        found.append(FastestThatFits(limit_bytes=limit, row=row, alike=_alike(row, able)))
-    return found
+    return sorted(
+        (row for row in group.rows if row.versus.front), key=lambda row: row.numbers.need_bytes
+    )
+
+
+def fits(row: Row, group: Group) -> str:
+    """Return a row of the front, and the rows that fit too and may be as fast."""
+    needs = [other for other in with_need(group) if other is not row]
+    able = [r for r in needs if r.numbers.need_bytes <= row.numbers.need_bytes]
+    return row.label + _beside(row, _alike(row, able))
 
 
 # ---- words ----

@@ -13,7 +13,8 @@ from harness import result
 from harness.report.data import lookup
 from harness.report.data.grouping import of_usable
 from harness.report.data.rows import Report, Row, Unfinished, read_suite
-from harness.report.figures import derive, floor, parity, units
+from harness.report.figures import derive, parity, units
+from harness.report.figures.floor import margin
 from harness.spec import Spec
 
 STEP_LIMIT = 0.05
@@ -30,14 +31,13 @@ class Change:
     """One spec that both sets have. Ratios are new over old; None if a side has no number.
 
     ``step_limit_fraction``: relative difference of medians that run-to-run variance explains.
-    It is None if no row was measured twice; then the steps' intervals decide. ``loss_share``,
-    ``grad_norm_share`` and ``weights_share`` (effect of the optimizer): distances as shares of
-    the limit of rounding, above 1 moved.
+    It is None if no row was measured twice; then the steps' intervals decide. ``words``: the
+    changes, in capitals for the worse; empty without a change.
     """
 
     label: str
-    old_status: str
     new_status: str
+    words: str
     old_step_seconds: float | None = None
     new_step_seconds: float | None = None
     step_ratio: float | None = None
@@ -45,50 +45,9 @@ class Change:
     intervals_overlap: bool | None = None
     old_need_bytes: int | None = None
     new_need_bytes: int | None = None
+    need_change_fraction: float | None = None
     loss_distance: float | None = None
     grad_norm_distance: float | None = None
-    loss_share: float | None = None
-    grad_norm_share: float | None = None
-    weights_share: float | None = None
-
-    @property
-    def step_changed(self) -> bool:
-        """True beyond the run-to-run variance; if unknown, beyond the steps' intervals and 5 %."""
-        if self.step_ratio is None:
-            return False
-        if self.step_limit_fraction is None:
-            return not self.intervals_overlap and abs(self.step_ratio - 1) > STEP_LIMIT
-        return abs(math.log(self.step_ratio)) > math.log1p(self.step_limit_fraction)
-
-    @property
-    def need_changed(self) -> bool:
-        """True beyond 2 % of the old need, or 16 MiB."""
-        old, new = self.old_need_bytes, self.new_need_bytes
-        if old is None or new is None:
-            return False
-        return abs(new - old) > min(PEAK_LIMIT * old, PEAK_LIMIT_BYTES)
-
-    @property
-    def need_change_fraction(self) -> float | None:
-        """The change as a fraction of the old need."""
-        if not self.old_need_bytes or self.new_need_bytes is None:
-            return None
-        return self.new_need_bytes / self.old_need_bytes - 1
-
-    @property
-    def words(self) -> str:
-        """The changes in words, in capitals for the worse; empty without a change."""
-        faster = (self.step_ratio or 1) < 1
-        less = (self.new_need_bytes or 0) < (self.old_need_bytes or 0)
-        changes = {
-            f"{self.old_status} -> {self.new_status}": self.old_status != self.new_status,
-            "faster" if faster else "SLOWER": self.step_changed,
-            "less memory" if less else "MORE MEMORY": self.need_changed,
-            "LOSS MOVED": (self.loss_share or 0.0) > 1.0,
-            "GRADIENTS MOVED": (self.grad_norm_share or 0.0) > 1.0,
-            "WEIGHTS MOVED": (self.weights_share or 0.0) > 1.0,
-        }
-        return ", ".join(word for word, holds in changes.items() if holds)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,29 +155,40 @@ def _entries(report: Report) -> dict[Spec, Row | Unfinished]:
 
 
 def _change(spec: Spec, old: Row | Unfinished, new: Row | Unfinished) -> Change:
-    facts: dict[str, Any] = {"label": spec.recipe}
+    ends = ["ok" if isinstance(e, Row) else e.status.value for e in (old, new)]
+    holds = {" -> ".join(ends): ends[0] != ends[1]}
+    facts: dict[str, Any] = {}
     for side, entry in (("old", old), ("new", new)):
-        facts[f"{side}_status"] = "ok"
-        if isinstance(entry, Unfinished):
-            facts[f"{side}_status"] = entry.status.value
-            continue
-        facts[f"{side}_step_seconds"] = entry.numbers.step_seconds_median
-        facts[f"{side}_need_bytes"] = entry.numbers.need_bytes
+        if isinstance(entry, Row):
+            facts[f"{side}_step_seconds"] = entry.numbers.step_seconds_median
+            facts[f"{side}_need_bytes"] = entry.numbers.need_bytes
     if isinstance(old, Row) and isinstance(new, Row):
-        ends = [(r.numbers.step_seconds_p10, r.numbers.step_seconds_p90) for r in (old, new)]
-        noise = floor.joined(old.floor, new.floor)
-        limit = math.exp(floor.margin(noise, old.runs, new.runs)) - 1 if noise else None
+        ratio = facts["new_step_seconds"] / facts["old_step_seconds"]
+        spans = [(r.numbers.step_seconds_p10, r.numbers.step_seconds_p90) for r in (old, new)]
+        overlap, noises = derive.overlap(*spans), [r.floor for r in (old, new) if r.floor]
+        limit = max((margin(noise, old.runs, new.runs) for noise in noises), default=None)
+        moved = not overlap and abs(ratio - 1) > STEP_LIMIT
+        if limit is not None:
+            moved = abs(math.log(ratio)) > limit
+        holds["faster" if ratio < 1 else "SLOWER"] = moved
+        before, after = (row.numbers.need_bytes for row in (old, new))
+        if before and after is not None:
+            facts["need_change_fraction"] = after / before - 1
+            least = min(PEAK_LIMIT * before, PEAK_LIMIT_BYTES)
+            holds["less memory" if after < before else "MORE MEMORY"] = abs(after - before) > least
         far = parity.distances(new.first, old.first)
         shares = parity.shares(new.first, old.first, parity.limits([old.first]))
-        did = [shares[measure] for measure in parity.OF_BLOCKS if measure in shares]
+        holds |= {
+            "LOSS MOVED": shares.get("loss", 0.0) > 1.0,
+            "GRADIENTS MOVED": shares.get("norm", 0.0) > 1.0,
+            "WEIGHTS MOVED": any(shares.get(measure, 0.0) > 1.0 for measure in parity.OF_BLOCKS),
+        }
         facts |= {
-            "step_ratio": facts["new_step_seconds"] / facts["old_step_seconds"],
-            "step_limit_fraction": limit,
-            "intervals_overlap": derive.overlap(*ends),
+            "step_ratio": ratio,
+            "step_limit_fraction": None if limit is None else math.exp(limit) - 1,
+            "intervals_overlap": overlap,
             "loss_distance": far.get("loss"),
             "grad_norm_distance": far.get("norm"),
-            "loss_share": shares.get("loss"),
-            "grad_norm_share": shares.get("norm"),
-            "weights_share": max(did, default=None),
         }
-    return Change(**facts)
+    words = ", ".join(word for word, it_does in holds.items() if it_does)
+    return Change(label=spec.recipe, new_status=ends[1], words=words, **facts)

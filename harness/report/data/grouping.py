@@ -324,28 +324,24 @@ def with_asked(
     It replaces one that did not finish or is missing, and the report must state this. A group of
     other work has its own reference. It names the recipe only if that was tried on its work.
     """
-    there = [row.spec.recipe for group in groups for row in group.rows]
-    measured = any(same_recipe(recipe, wanted) for recipe in there)
-    tried = [u for u in unfinished if same_recipe(u.result.spec.recipe, wanted)]
-    return [_with_asked(group, wanted, tried, measured) for group in groups]
-
-
-def _with_asked(group: Group, wanted: str, tried: Sequence[Unfinished], measured: bool) -> Group:
     usual: dict[str, Any] = {f.name: f.default for f in dataclasses.fields(Spec)}
-    same_for_all = {name: usual[name] for name in FREE} | {"recipe": ""}
+    free = {name: usual[name] for name in FREE} | {"recipe": ""}
 
     def work(spec: Spec) -> Spec:
-        return dataclasses.replace(spec, **same_for_all)
+        return dataclasses.replace(spec, **free)
 
-    if not wanted or same_recipe(group.reference.spec.recipe, wanted):
-        return group
-    here = [u for u in tried if work(u.result.spec) == work(group.reference.spec)]
-    if measured and not here:
-        return group
-    ended = next((u.status.value for u in here or tried), "")
-    notes = (*group.reference.notes, f"in place of {wanted}")
-    reference = dataclasses.replace(group.reference, notes=notes)
-    rows = [reference if row is group.reference else row for row in group.rows]
-    return dataclasses.replace(
-        group, rows=rows, reference=reference, asked=wanted, asked_ended=ended
-    )
+    measured = any(_named(group.rows, wanted) for group in groups)
+    tried = [u for u in unfinished if same_recipe(u.result.spec.recipe, wanted)]
+    found = []
+    for group in groups:
+        own = group.reference
+        here = [u for u in tried if work(u.result.spec) == work(own.spec)]
+        if wanted and not same_recipe(own.spec.recipe, wanted) and (here or not measured):
+            ended = next((u.status.value for u in here or tried), "")
+            reference = dataclasses.replace(own, notes=(*own.notes, f"in place of {wanted}"))
+            rows = [reference if row is own else row for row in group.rows]
+            group = dataclasses.replace(
+                group, rows=rows, reference=reference, asked=wanted, asked_ended=ended
+            )
+        found.append(group)
+    return found

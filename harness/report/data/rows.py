@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -171,23 +170,18 @@ def read_suite(folder: Path) -> SuiteHead:
     A missing file leaves its part empty; an unusable one is named.
     """
     skipped: list[str] = []
-    calibration = hooks.planner("read_calibration")
-
-    def tried(read: Callable[[], Any]) -> Any:
-        try:
-            return read()
-        except (BadInput, BadFile) as error:
-            skipped.append(str(error))
-            return None
-
-    calibrated = tried(lambda: calibration(folder))
-    path = Path(folder) / "suite.json"
-    data = tried(lambda: read_json(path, dict[str, Any]) if path.exists() else None) or {}
-    return SuiteHead(
-        **{name: str(data.get(name) or "") for name in ("name", "reference", "started")},
-        calibration=calibrated,
-        skipped=tuple(skipped),
-    )
+    path, calibration = Path(folder) / "suite.json", None
+    data: dict[str, Any] = {}
+    try:
+        data = read_json(path, dict[str, Any]) if path.exists() else {}
+    except (BadInput, BadFile) as error:
+        skipped.append(str(error))
+    try:
+        calibration = hooks.planner("read_calibration")(folder)
+    except (BadInput, BadFile) as error:
+        skipped.append(str(error))
+    names = {name: str(data.get(name) or "") for name in ("name", "reference", "started")}
+    return SuiteHead(**names, calibration=calibration, skipped=tuple(skipped))
 
 
 def label(spec: Spec) -> str:

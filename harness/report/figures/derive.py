@@ -144,26 +144,21 @@ def highest(ranks: Iterable[Rank], count: str) -> int | None:
     return max(highest_by_phase(ranks, count).values(), default=None)
 
 
-def peak_by_phase(ranks: Iterable[Rank]) -> dict[str, int]:
-    """Return phase of training -> bytes; the highest of them is the peak of a row.
-
-    This function and ``peak_of`` define "peak" in every format: live tensors on the device, in
-    the steps of a training. On a GPU the caching allocator counts them. Without one the trace
-    of a step does, and an untraced row has no peak. docs/explanation/memory.md lists what else
-    to change with it.
-    """
-    ranks = list(ranks)
-    traced = [r.categories for r in ranks if on_cpu(r) and r.categories is not None]
-    found = highest_by_phase((r for r in ranks if not on_cpu(r)), "allocated")
-    peaks = {phase: size for phase, size in found.items() if phase not in SETUP_PEAKS}
-    for categories in traced:
-        peaks[categories.phase] = max(peaks.get(categories.phase, 0), categories.total)
-    return peaks
-
-
 def peak_of(ranks: Iterable[Rank]) -> int | None:
-    """Return the peak in bytes of a row, or of some of its ranks; None without one."""
-    return max(peak_by_phase(ranks).values(), default=None)
+    """Return the peak in bytes of a row, or of some of its ranks; None without one.
+
+    This function defines "peak" in every format: live tensors on the device, in the steps of a
+    training. On a GPU the caching allocator counts them. Without one the trace of a step does, and
+    an untraced row has no peak. docs/explanation/memory.md lists what else to change with it.
+    """
+    sizes: list[int | None] = []
+    for rank in ranks:
+        if not on_cpu(rank):
+            steps = (peak for phase, peak in rank.phases.items() if phase not in SETUP_PEAKS)
+            sizes += [peak.allocated for peak in steps]
+        elif rank.categories is not None:
+            sizes.append(rank.categories.total)
+    return max((size for size in sizes if size is not None), default=None)
 
 
 def on_cpu(rank: Rank) -> bool:

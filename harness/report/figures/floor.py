@@ -70,42 +70,26 @@ class Floor:
 
 def floor_of(rows: Mapping[str, Runs], reference: str) -> Floor | None:
     """Return the noise of the rows of one group, by label; None if none ran twice."""
-    runs = _pooled([_logarithms(_medians(row)) for row in rows.values()])
+    runs = _pooled([_medians(row) for row in rows.values()])
     if runs is None:
         return None
     often = sorted(rows, key=lambda label: (label != reference, -len(rows[label])))
     again = {label: _medians(rows[label]) for label in often if len(rows[label]) > 1}
     made = Floor(runs=runs, steps=_middle(rows.values()), again=again, fraction=0.0)
-    return _like(made, rows, reference)
+    return _with_fraction(made, rows, reference)
 
 
 def borrowed(floor: Floor, source: str, rows: Mapping[str, Runs], reference: str) -> Floor:
     """Return ``floor`` for a group without repeated rows, with the spread of its own steps."""
     steps = _middle(rows.values()) or floor.steps
     made = dataclasses.replace(floor, steps=steps, source=source)
-    return _like(made, rows, reference)
-
-
-def joined(old: Floor | None, new: Floor | None) -> Floor | None:
-    """Return the noise of two result sets together, to compare their rows.
-
-    If only one set has a noise floor, it is that one.
-    """
-    if old is None or new is None:
-        return old or new
-    steps = [floor.steps for floor in (old, new) if floor.steps]
-    return Floor(
-        runs=_together([old.runs, new.runs]),
-        steps=_together(steps) if steps else None,
-        again={},
-        fraction=max(old.fraction, new.fraction),
-    )
+    return _with_fraction(made, rows, reference)
 
 
 def margin(floor: Floor, ours: Runs, theirs: Runs) -> float:
     """Return the difference of two rows' log medians that noise explains."""
-    runs = _margin(floor.runs, [_run_side(floor.runs, row) for row in (ours, theirs)])
-    return max(runs, _margin_of_steps(floor.steps, ours, theirs))
+    shares = margin_shares(floor, ours), margin_shares(floor, theirs)
+    return math.sqrt(max(map(sum, zip(*shares, strict=True))))
 
 
 def margin_shares(floor: Floor, row: Runs) -> tuple[float, float]:
@@ -113,9 +97,10 @@ def margin_shares(floor: Floor, row: Runs) -> tuple[float, float]:
 
     For two rows, the larger sum of equal kinds is the square of ``margin``.
     """
-    runs, steps = _run_side(floor.runs, row), floor.steps
-    by_runs = _margin(floor.runs, [runs]) ** 2
-    return by_runs, (MEDIAN * _margin(steps, [_step_side(steps, row)])) ** 2 if steps else 0.0
+    by_runs = _square(floor.runs, _pooled([_medians(row)]), len(row))
+    if floor.steps is None:
+        return by_runs, 0.0
+    return by_runs, MEDIAN**2 * _square(floor.steps, _pooled(row), sum(map(len, row)))
 
 
 def student(freedom: int) -> float:
@@ -123,103 +108,59 @@ def student(freedom: int) -> float:
     return STUDENT[freedom - 1] if freedom <= len(STUDENT) else 1.96 + 2.7 / freedom
 
 
-# ---- groups ----
-
-
-def _like(floor: Floor, rows: Mapping[str, Runs], name: str) -> Floor:
+def _with_fraction(floor: Floor, rows: Mapping[str, Runs], name: str) -> Floor:
     """Return ``floor`` with its fraction: for a row like the reference ``name``, with as few runs
     as any other row.
     """
     reference = rows[name]
     fewest = min((len(row) for label, row in rows.items() if label != name), default=1)
-    sides = [(floor.runs.deviation, count) for count in (fewest, len(reference))]
-    steps = _margin_of_steps(floor.steps, reference[:fewest], reference)
-    widest = max(_margin(floor.runs, sides), steps)
-    return dataclasses.replace(floor, fraction=math.exp(widest) - 1)
+    by_runs = sum(_square(floor.runs, None, count) for count in (fewest, len(reference)))
+    by_steps = sum(margin_shares(floor, row)[1] for row in (reference[:fewest], reference))
+    return dataclasses.replace(floor, fraction=math.exp(math.sqrt(max(by_runs, by_steps))) - 1)
+
+
+def _square(usual: Spread, own: Spread | None, count: int) -> float:
+    """Return the square of t times the standard error of ``count`` values.
+
+    A row's own spread counts if it is larger than the usual one.
+    """
+    deviation = max(usual.deviation, own.deviation if own else 0.0)
+    return (student(usual.freedom) * deviation) ** 2 / count
 
 
 def _middle(rows: Iterable[Runs]) -> Spread | None:
     """Return the spread of steps within runs of the median row, so that one irregular row has no
     effect.
     """
-    spreads = [spread for row in rows if (spread := _within(row))]
+    spreads = [spread for row in rows if (spread := _pooled(row))]
     if not spreads:
         return None
     freedom = sum(spread.freedom for spread in spreads)
     return Spread(statistics.median(spread.deviation for spread in spreads), freedom)
 
 
-# ---- rows ----
-
-Side = tuple[float, int]
-"""One side of a comparison: the deviation of its values, and their number."""
-
-
-def _run_side(usual: Spread, row: Runs) -> Side:
-    """Return a row's side by runs; its own spread counts if it is larger than the others'."""
-    return _uneasier(usual, _pooled([_logarithms(_medians(row))])), len(row)
-
-
-def _step_side(usual: Spread, row: Runs) -> Side:
-    return _uneasier(usual, _within(row)), sum(map(len, row))
-
-
-def _uneasier(usual: Spread, own: Spread | None) -> float:
-    return max(usual.deviation, own.deviation if own else 0.0)
-
-
-def _within(row: Runs) -> Spread | None:
-    return _pooled([_logarithms(seconds) for seconds in row])
-
-
 def _medians(row: Runs) -> tuple[float, ...]:
     return tuple(derive.quantile(seconds, 0.5) for seconds in row)
 
 
-# ---- arithmetic ----
-
-
-def _margin_of_steps(usual: Spread | None, ours: Runs, theirs: Runs) -> float:
-    """Return the margin by steps; 0 if no run has two steps."""
-    if usual is None:
-        return 0.0
-    return MEDIAN * _margin(usual, [_step_side(usual, row) for row in (ours, theirs)])
-
-
-def _margin(usual: Spread, sides: Sequence[Side]) -> float:
-    return student(usual.freedom) * math.sqrt(sum(s**2 / count for s, count in sides))
-
-
-def _together(spreads: Sequence[Spread]) -> Spread:
-    freedom = sum(spread.freedom for spread in spreads)
-    squares = sum(spread.deviation**2 * spread.freedom for spread in spreads)
-    return Spread(math.sqrt(squares / freedom), freedom)
-
-
-def _logarithms(values: Iterable[float]) -> list[float]:
-    return [math.log(value) for value in values]
-
-
 def _pooled(lists: Sequence[Sequence[float]]) -> Spread | None:
-    """Return the spread of values about the mean of their own list; None if no list has two."""
+    """Return the spread of values' logarithms about the mean of their own list; None if no list
+    has two.
+    """
     freedom = sum(len(values) - 1 for values in lists if values)
     if not freedom:
         return None
-    squares = sum((v - statistics.fmean(values)) ** 2 for values in lists for v in values)
+    logs = [[math.log(value) for value in values] for values in lists]
+    squares = sum((v - statistics.fmean(values)) ** 2 for values in logs for v in values)
     return Spread(math.sqrt(squares / freedom), freedom)
 
 
 # ---- disturbed steps ----
-# Two rules mark a timed step during which the machine was busy, by the kernel's counts.
-#
-# The first uses the step alone: other work held at least a tenth of the cores while less than a
-# quarter of them was idle. The second compares it with the fastest step of its row. It took a tenth
-# longer, and had either a smaller share of the cores (CPU seconds over seconds) or far more forced
-# switches. A step that computes more has more CPU seconds, and is not marked.
-#
-# The first detects a row that was disturbed throughout. The second detects a step that waited for a
-# disk, a GPU or a core. Neither detects other work on a GPU, or on a machine that does not report
-# its load.
+# Two rules mark a timed step during which the machine was busy, by the kernel's counts. The first
+# uses the step alone, so it detects a row that was disturbed throughout. The second compares it
+# with the fastest step of its row, so it detects a step that waited for a disk, a GPU or a core. A
+# step that computes more has more CPU seconds, and is not marked. Neither detects other work on a
+# GPU, or on a machine that does not report its load.
 
 
 OTHERS_LIMIT = 0.1
@@ -281,20 +222,20 @@ def waited(step: Step, fastest: Step) -> bool:
 def _steps(result: Result) -> list[Step]:
     if not all(rank.step_usage for rank in result.ranks):
         return []
-    counts = [(len(rank.step_seconds), len(rank.step_usage.cpu_seconds)) for rank in result.ranks]
-    timed = min((min(pair) for pair in counts), default=0)
-    return [_step(result, index) for index in range(timed)]
-
-
-def _step(result: Result, index: int) -> Step:
-    slowest = max(result.ranks, key=lambda rank: rank.step_seconds[index])
     used, local = [rank.step_usage for rank in result.ranks], result.spec.local_processes
-    away = [r for r in result.ranks if r.rank // local != slowest.rank // local]
-    return Step(
-        seconds=slowest.step_seconds[index],
-        cpu=sum(use.cpu_seconds[index] for use in used),
-        forced=sum(use.forced_switches[index] for use in used),
-        busy=slowest.step_usage.busy_seconds[index],
-        cores=slowest.step_usage.cores,
-        away=sum(rank.step_usage.cpu_seconds[index] for rank in away),
-    )
+    counts = [(len(rank.step_seconds), len(rank.step_usage.cpu_seconds)) for rank in result.ranks]
+    steps = []
+    for index in range(min((min(pair) for pair in counts), default=0)):
+        seconds = [rank.step_seconds[index] for rank in result.ranks]
+        slowest = result.ranks[seconds.index(max(seconds))]
+        away = [r for r in result.ranks if r.rank // local != slowest.rank // local]
+        step = Step(
+            seconds=max(seconds),
+            cpu=sum(use.cpu_seconds[index] for use in used),
+            forced=sum(use.forced_switches[index] for use in used),
+            busy=slowest.step_usage.busy_seconds[index],
+            cores=slowest.step_usage.cores,
+            away=sum(rank.step_usage.cpu_seconds[index] for rank in away),
+        )
+        steps.append(step)
+    return steps

@@ -11,15 +11,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from harness.report.figures import derive
-from harness.result import Projections, Result, by_block
+from harness.result import Result, by_block
 from strategies import parse
 from strategies.base import BadInput
-from strategies.recipe import Recipe
 
 WRONG = ("DIFFERS",)
 """Words of a row that computed something else than it promised; no answer names it."""
@@ -39,14 +38,13 @@ SAME_INPUTS = 1e-6
 
 @dataclass(frozen=True)
 class Limits:
-    """Relative distance, by measure, up to which two rows are equal; ``why`` in words."""
+    """Relative distance, by measure, up to which two rows are equal."""
 
     loss: float
     norm: float
     moment: float
     update: float
     average: float
-    why: str = ""
 
 
 SMALL = 1e-3
@@ -55,10 +53,8 @@ SMALL = 1e-3
 The distance in such a block is relative to a thousandth of all moments, so the limit of moments,
 5e-5, is float32's rounding of the whole. Example: a layer whose gradient is rounding alone.
 """
-FLOAT32 = Limits(
-    1e-5, 2e-5, 5e-5, 5e-4, 1e-2, "float32 on CPUs, the first 16 steps; later losses and norms 1e-3"
-)
-"""Limits for float32 on CPUs, in the order loss, norm, moment, update, average.
+FLOAT32 = Limits(1e-5, 2e-5, 5e-5, 5e-4, 1e-2)
+"""Limits for float32 on CPUs in the first 16 steps; later ones have PARITY_LIMIT.
 
 Equal rows lie within 3e-7, 4e-6, 3e-5, 5e-5 and 6e-4 (DiTs and public models, 8 to 12 steps).
 Faults measured for comparison:
@@ -70,7 +66,7 @@ Faults measured for comparison:
 
 An average moves by a ten thousandth of an update, near a float32's last bit.
 """
-WIDE = Limits(1e-3, 1e-3, 2e-2, 0.2, 0.2, "no tighter limit is known here")
+WIDE = Limits(1e-3, 1e-3, 2e-2, 0.2, 0.2)
 """Limits without a better basis: on GPUs without a repetition of the reference, and late.
 
 GPUs add in any order. The limits still detect an update applied twice or not at all.
@@ -86,40 +82,36 @@ def distances(row: Result, reference: Result) -> dict[str, float]:
         "loss": derive.curve_distance(row.losses, reference.losses),
         "norm": derive.curve_distance(row.grad_norms, reference.grad_norms),
     }
-    for kind, apart in _blocks(row.projections, reference.projections):
-        found[kind] = max((d for d, _ in apart), default=None)
+    found |= {kind: max(apart)[0] for kind, apart in _blocks(row, reference).items()}
     return {kind: far for kind, far in found.items() if far is not None}
 
 
-def _blocks(
-    ours: Projections | None, theirs: Projections | None
-) -> Iterator[tuple[str, list[tuple[float, str]]]]:
-    """Yield each kind of sums that both rows have: (distance, name) of the blocks."""
+def _blocks(row: Result, reference: Result) -> dict[str, list[tuple[float, str]]]:
+    """Return each kind of sums that both rows have -> (distance, name) of the blocks.
+
+    A small block, by the reference's moments, counts by its share of ``SMALL``.
+    """
+    ours, theirs = row.projections, reference.projections
     if ours is None or theirs is None:
-        return
-    counts = _counts(by_block(theirs.moment))
+        return {}
+    sizes = {name: math.hypot(*sums) for name, sums in by_block(theirs.moment).items()}
+    least = SMALL * math.hypot(*sizes.values())
+    counts = {name: size / least for name, size in sizes.items() if size < least}
+    found = {}
     for kind in OF_BLOCKS:
         pair = by_block(getattr(ours, kind)), by_block(getattr(theirs, kind))
         if all(pair):
-            yield kind, _apart(*pair, counts)
-
-
-def _counts(moments: Mapping[str, Sequence[float]]) -> dict[str, float]:
-    """Return the weight of each small block, by the reference's moments; others have 1."""
-    sizes = {name: math.hypot(*sums) for name, sums in moments.items()}
-    least = SMALL * math.hypot(*sizes.values())
-    return {name: size / least for name, size in sizes.items() if size < least}
+            found[kind] = _apart(*pair, counts)
+    return found
 
 
 def _apart(
     ours: Mapping[str, Sequence[float]],
     theirs: Mapping[str, Sequence[float]],
-    counts: Mapping[str, float] | None = None,
+    counts: Mapping[str, float],
 ) -> list[tuple[float, str]]:
-    """Return (distance, name) for each name.
-
-    The distance is of a few signed sums, relative to the reference's, times the name's weight.
-    It is 1 for a name that only one of them has.
+    """Return (distance, name): of a few signed sums, relative to the reference's, times the
+    name's weight. It is 1 for a name that only one of them has.
     """
     found = []
     for name in dict.fromkeys([*theirs, *ours]):
@@ -127,7 +119,7 @@ def _apart(
         if name in ours and name in theirs:
             gap, size = math.dist(ours[name], theirs[name]), math.hypot(*theirs[name])
             far = gap / max(size, derive.LEAST) if math.isfinite(gap) else math.inf
-            far *= (counts or {}).get(name, 1.0)
+            far *= counts.get(name, 1.0)
         found.append((far, name))
     return found
 
@@ -157,7 +149,7 @@ def limits(reference: Sequence[Result]) -> Limits:
         )
         for measure in MEASURES
     }
-    return Limits(**measured, why=f"{SLACK:g} times what {len(again) + 1} runs of it are apart")
+    return Limits(**measured)
 
 
 def shares(row: Result, reference: Result, allowed: Limits) -> dict[str, float]:
@@ -165,13 +157,16 @@ def shares(row: Result, reference: Result, allowed: Limits) -> dict[str, float]:
 
     Curves have the limit in the first ``EARLY_STEPS``, and PARITY_LIMIT in all steps.
     """
-    pairs = {"loss": (row.losses, reference.losses), "norm": (row.grad_norms, reference.grad_norms)}
     found = {m: far / getattr(allowed, m) for m, far in distances(row, reference).items()}
-    for measure in pairs.keys() & found.keys():
-        (ours, theirs), limit = pairs[measure], getattr(allowed, measure)
-        early = derive.curve_distance(ours[:EARLY_STEPS], theirs[:EARLY_STEPS]) or 0.0
-        whole = derive.curve_distance(ours, theirs) or 0.0
-        found[measure] = max(early / limit, whole / max(limit, derive.PARITY_LIMIT))
+    curves = {
+        "loss": (row.losses, reference.losses),
+        "norm": (row.grad_norms, reference.grad_norms),
+    }
+    for measure in curves.keys() & found.keys():
+        apart, limit = derive.step_distances(*curves[measure]), getattr(allowed, measure)
+        found[measure] = max(
+            max(apart[:EARLY_STEPS]) / limit, max(apart) / max(limit, derive.PARITY_LIMIT)
+        )
     return found
 
 
@@ -221,18 +216,20 @@ def against_the_reference(row: Result, reference: Result, allowed: Limits) -> Ve
         what = _worst(row, reference, rounded)
         word = "equal losses" if lacks_norms else "equal"
         return Verdict("DIFFERS", what) if what else Verdict(word)
-    recipe = _recipe(row)
-    if not recipe or not exact[1]:
+    try:
+        parts = parse(row.spec.recipe).altering
+    except BadInput:  # of another version
         return Verdict("by design")
-    altered = {word for part in recipe.altering for word in part.alters}
-    unit = max((part.unit for part in recipe.altering), default=0.0)
+    if not exact[1]:
+        return Verdict("by design")
+    altered = {word for part in parts for word in part.alters}
+    unit = max((part.unit for part in parts), default=0.0)
     rounded = _rounded(allowed, unit)
     what = _worst(_as_left(row, altered), _as_left(reference, altered), rounded)
     if not what and altered == {"rounding"}:
         what = _moments_too_far(row, reference, max(allowed.moment, 8 * unit))
-    return (
-        Verdict("DIFFERS", f"{what}; {design(row)} explains less") if what else Verdict("by design")
-    )
+    explained = f"{what}; {'+'.join(map(str, parts))} explains less"
+    return Verdict("DIFFERS", explained) if what else Verdict("by design")
 
 
 def _rounded(allowed: Limits, unit: float) -> Limits:
@@ -246,7 +243,7 @@ def _worst(row: Result, reference: Result, allowed: Limits) -> str:
     measure = max(found, key=found.__getitem__, default="")
     if not measure or found[measure] <= 1.0:
         return ""
-    apart = dict(_blocks(row.projections, reference.projections)).get(measure)
+    apart = _blocks(row, reference).get(measure)
     where = f" of {max(apart)[1]}" if apart else ""
     return f"{measure}{where} {distances(row, reference)[measure]:.1e} away"
 
@@ -298,28 +295,10 @@ def other_work(row: Result, reference: Result) -> str:
         return f"other first weights: {weights[0]}, not {weights[1]}"
     if row.projections and reference.projections:
         pair = row.projections.inputs, reference.projections.inputs
-        other = [name for far, name in _apart(*pair) if far > SAME_INPUTS]
+        other = [name for far, name in _apart(*pair, {}) if far > SAME_INPUTS]
         if all(pair) and other:
             return f"other inputs in the first step: {', '.join(other)}"
     return ""
-
-
-# ---- designs ----
-
-
-def _recipe(row: Result) -> Recipe | None:
-    """Return the recipe as this version parses it; None if it is unknown."""
-    try:
-        return parse(row.spec.recipe)
-    except BadInput:
-        return None
-
-
-def design(row: Result) -> str:
-    """Return the parts that alter the computation, as a recipe spells them; empty if exact."""
-    recipe = _recipe(row)
-    parts = recipe.altering if recipe else ()
-    return "+".join(map(str, parts)) if row.parity != "exact" else ""
 
 
 def computation(row: Result) -> str:

@@ -24,8 +24,9 @@ SLACK = 64.0
 """Allowed distance as a multiple of the roundings: a sampler amplifies each of them."""
 LOOSEST = 1e-3
 """Upper bound of the limit; rows beyond it are shown as different."""
-SAME = ("sampler_steps", "cfg_scale", "seed", "weights", "init", "model", "objective", "data")
-"""Fields of a spec that decide the samples. Rows that differ in one are not compared."""
+SAME = ("seed", "weights", "init", "model", "objective", "data")
+"""Fields of a spec that decide the samples, beside those of the sampler. Rows that differ in one
+are not compared."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,8 @@ class DrawnRow:
     """The samples of a row, compared with its reference's.
 
     ``limit``: distance up to which samples count as equal. ``away``: the relative L2 error of the
-    stored latents; None for the reference itself, or if the rows are not comparable.
+    stored latents, the largest of the repetitions; None for the reference itself, or if the rows
+    are not comparable.
     """
 
     limit: float
@@ -41,13 +43,10 @@ class DrawnRow:
 
 
 def drawn_row(results: Sequence[Result], reference: Result, *, is_reference: bool) -> DrawnRow:
-    """Return the repetitions of one row compared; the largest distance counts."""
+    """Return the repetitions of one row compared."""
     alone = is_reference or not_comparable(results[0], reference)
     compared = [] if alone else [distance(r, reference) for r in results]
-    return DrawnRow(
-        limit=limit(reference),
-        away=max(compared, default=None),
-    )
+    return DrawnRow(limit=limit(reference), away=max(compared, default=None))
 
 
 def latents(result: Result) -> np.ndarray:
@@ -66,23 +65,19 @@ def not_comparable(row: Result, reference: Result) -> str:
     """Return the difference that prevents a comparison of two rows' samples; empty if none."""
     if row.drawn is None or reference.drawn is None:
         return "one of them drew no samples"
-    for name in SAME:
-        ours, theirs = (_value(r, name) for r in (row, reference))
-        if ours != theirs:
-            return f"other {name}: {ours}, not {theirs}"
-    weights = [r.configs.get("initial_weights") for r in (row, reference)]
-    if weights[0] != weights[1]:
-        return f"other weights: {weights[0]}, not {weights[1]}"
+    ours, theirs = (
+        {name: getattr(r.spec, name) for name in SAME}
+        | {"sampler_steps": r.spec.drawn_steps, "cfg_scale": r.spec.scale}
+        | {"first weights": r.configs.get("initial_weights")}
+        for r in (row, reference)
+    )
+    for name in ours:
+        if ours[name] != theirs[name]:
+            return f"other {name}: {ours[name]}, not {theirs[name]}"
     for name in ("noise", "labels", "shape"):
         if getattr(row.drawn, name) != getattr(reference.drawn, name):
             return f"other {name} of the samples"
     return ""
-
-
-def _value(result: Result, name: str) -> object:
-    spec = result.spec
-    asked = {"sampler_steps": spec.drawn_steps, "cfg_scale": spec.scale}
-    return asked.get(name, getattr(spec, name))
 
 
 def distance(row: Result, reference: Result) -> float:

@@ -1,30 +1,23 @@
-"""Charts of one group's rows: peaks, losses, step times, and memory by throughput."""
+"""Charts of one group's rows: peaks, step times, and memory by throughput."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from html import escape
-from itertools import pairwise
 from typing import Any
 
 from harness.report.data.rows import Group, Row
 from harness.report.figures import derive, units
 from harness.report.figures.units import ALL_CATEGORIES, title
 from harness.report.rendering.svg import (
-    COLOURS,
-    DASHES,
     LINE,
     WIDTH,
-    Box,
-    Point,
     Scale,
     axes,
     element,
     padded,
     picture,
     place_labels,
-    polyline,
     ruler,
     text,
     width_of,
@@ -48,8 +41,6 @@ def of_group(group: Group) -> dict[str, Any]:
         "split": split_bars(group),
         "split_keys": split_legend(group),
         "steps": steps(group),
-        "losses": curves(group),
-        "line_keys": legend(group),
     }
 
 
@@ -75,36 +66,21 @@ def split_bars(group: Group) -> str:
     bottom = top + LINE * len(rows)
     x = Scale(0.0, max(totals) / units.GIB or 1.0, left, WIDTH - 52)
     parts = ruler(x, top, bottom)
-    for index, (row, shown) in enumerate(zip(rows, units.column("gib", totals), strict=True)):
-        parts += _split_bar(row, top + LINE * index, x, shown)
+    shown = units.column("gib", totals)
+    for index, row in enumerate(rows):
+        y, before = top + LINE * index, 0
+        parts.append(_row_label(row, left - 8, y + 16))
+        for name in STACK:
+            size = _size(row, name)
+            start, end = (x(value / units.GIB) for value in (before, before + size))
+            before += size
+            if size:
+                box = {"x": start, "y": y + 4, "width": end - start, "height": LINE - 8}
+                tip = element("title", f"{title(name)}: {units.gib(size)}")
+                parts.append(element("rect", tip, **box, fill=COLOUR_OF[name], class_="part"))
+        parts.append(text(x(before / units.GIB) + 6, y + 16, shown[index], class_="value"))
     parts.append(text((left + WIDTH - 52) / 2, bottom + 31, "GiB", class_="axis mid"))
     return picture(WIDTH, bottom + 38, parts, "Peak memory by category")
-
-
-def _split_bar(row: Row, top: float, x: Scale, shown: str) -> list[str]:
-    sizes = {name: _size(row, name) / units.GIB for name in STACK}
-    tips = {name: units.gib(size * units.GIB) for name, size in sizes.items()}
-    bar = stacked(sizes, tips, x, (top + 4, LINE - 8))
-    end = text(x(sum(sizes.values())) + 6, top + 16, shown, class_="value")
-    return [_row_label(row, x.start - 8, top + 16), *bar, end]
-
-
-def stacked(
-    sizes: Mapping[str, float], tips: Mapping[str, str], x: Scale, place: tuple[float, float]
-) -> list[str]:
-    """Return a horizontal bar of parts, in the colours of their categories.
-
-    ``place`` is the bar's top and height; ``tips`` are the tooltips behind the parts' names.
-    """
-    parts, before = [], 0.0
-    for name, size in sizes.items():
-        wide = x(before + size) - x(before)
-        if wide > 0:
-            box = {"x": x(before), "y": place[0], "width": wide, "height": place[1]}
-            tip = element("title", f"{title(name)}: {tips[name]}")
-            parts.append(element("rect", tip, **box, fill=COLOUR_OF[name], class_="part"))
-        before += size
-    return parts
 
 
 def _size(row: Row, name: str) -> int:
@@ -127,47 +103,6 @@ def split_legend(group: Group) -> list[tuple[str, str]]:
     return [(title(name), COLOUR_OF[name]) for name in names]
 
 
-def line_style(index: int) -> tuple[str, str]:
-    """Return the colour and dash of the ``index``-th line: colours first, then dashes."""
-    return COLOURS[index % len(COLOURS)], DASHES[index // len(COLOURS) % len(DASHES)]
-
-
-def legend(group: Group) -> list[tuple[str, str, str]]:
-    """Return the label, colour and dash of each row's line."""
-    return [(row.label, *line_style(index)) for index, row in enumerate(group.rows)]
-
-
-def curves(group: Group) -> str:
-    """Draw the loss of each step, warm-up first; the reference is thick and behind the others."""
-    lines = [row.first.losses for row in group.rows]
-    shown = [v for line in lines for v in line if math.isfinite(v)]
-    if not shown:
-        return ""
-    y = Scale(*padded(shown), 220.0, 26.0)
-    parts = _lines(group, lines, y, "loss")
-    return picture(WIDTH, 260, parts, "Loss of each step")
-
-
-def _lines(group: Group, lines: list[list[float]], y: Scale, name: str) -> list[str]:
-    longest = max(len(line) for line in lines)
-    x = Scale(1, max(longest, 2), 48.0, WIDTH - 10)
-    parts = axes(x, y, "optimizer step, warm-up first", name, y.end)
-    paths: list[str] = []
-    for index, (row, line) in enumerate(zip(group.rows, lines, strict=True)):
-        spots = [(x(i), y(v)) for i, v in enumerate(line, 1) if math.isfinite(v)]
-        if not spots:
-            continue
-        colour, dash = line_style(index)
-        is_reference = row.versus.is_reference
-        look = {"stroke": colour, "stroke_dasharray": dash or None}
-        look["class_"] = "curve home" if is_reference else "curve"
-        tip = element("title", row.label.replace("<", "&lt;"))
-        curve = element("path", tip, d=polyline(spots), **look)
-        # The reference's line is behind the others.
-        paths.insert(0 if is_reference else len(paths), curve)
-    return parts + paths
-
-
 def steps(group: Group) -> str:
     """Draw every timed step of each row as a dot, p10 to p90 as a bar, and the median as a tick.
 
@@ -181,7 +116,13 @@ def steps(group: Group) -> str:
     wide = max(every) > 8 * min(every)
     low, high = (min(every) * 0.9, max(every) * 1.1) if wide else padded(every)
     x = Scale(low, high, left, WIDTH - 62, log=wide)
-    parts = [*_noise_band(group, x, top, bottom), *ruler(x, top, bottom)]
+    parts = ruler(x, top, bottom)
+    if group.floor:
+        middle, share = group.reference.numbers.step_seconds_median * 1e3, 1 + group.floor.fraction
+        ends = [x(min(max(v, x.low), x.high)) for v in (middle / share, middle * share)]
+        box = {"x": ends[0], "width": ends[1] - ends[0], "y": top, "height": bottom - top}
+        tip = element("title", f"noise floor {units.one('percent', group.floor.fraction)} %")
+        parts.insert(0, element("rect", tip, **box, class_="noise"))
     medians = units.column("ms", [row.numbers.step_seconds_median for row in rows])
     for index, (row, line) in enumerate(zip(rows, times, strict=True)):
         parts += _strip(row, line, top + LINE * index + LINE / 2, x)
@@ -190,17 +131,6 @@ def steps(group: Group) -> str:
     name = "step time, ms (logarithmic)" if wide else "step time, ms"
     parts.append(text((left + WIDTH - 62) / 2, bottom + 31, name, class_="axis mid"))
     return picture(WIDTH, bottom + 38, parts, "Step times of each row")
-
-
-def _noise_band(group: Group, x: Scale, top: float, bottom: float) -> list[str]:
-    """Draw the range of medians (ms) that are not separable from the reference's."""
-    if group.floor is None:
-        return []
-    middle, share = group.reference.numbers.step_seconds_median * 1e3, 1 + group.floor.fraction
-    left, right = (x(min(max(v, x.low), x.high)) for v in (middle / share, middle * share))
-    box = {"x": left, "width": right - left, "y": top, "height": bottom - top}
-    tip = element("title", f"noise floor {units.one('percent', group.floor.fraction)} %")
-    return [element("rect", tip, **box, class_="noise")]
 
 
 def _strip(row: Row, line: list[float], middle: float, x: Scale) -> list[str]:
@@ -219,15 +149,15 @@ def _strip(row: Row, line: list[float], middle: float, x: Scale) -> list[str]:
     return parts
 
 
-THREAD_FROM = 17
-"""Distance in pixels from which a line connects a label to its mark."""
-
-
 def scatter(group: Group) -> str:
-    """Draw memory by throughput; the rows of the front are filled and joined."""
+    """Draw memory by throughput; the rows of the front are filled and joined.
+
+    Marks have names where they fit, those of the front first, and ranks elsewhere.
+    """
     rows = [row for row in group.rows if row.numbers.need_bytes is not None]
     if not rows:
         return ""
+    rows.sort(key=lambda row: not row.versus.front)
     # As high as the bar chart beside it, which has a line for each row.
     top, bottom = 26.0, max(300.0, LINE * len(rows) - 10)
     memory = [row.numbers.need_bytes / units.GIB for row in rows]
@@ -235,69 +165,29 @@ def scatter(group: Group) -> str:
     x = Scale(*padded(memory, 0.12), 48.0, WIDTH - 10)
     y = Scale(*padded(speed, 0.12), bottom, top)
     points = [(x(m), y(s)) for m, s in zip(memory, speed, strict=True)]
-    front = [p for p, row in zip(points, rows, strict=True) if row.versus.front]
-    parts = axes(x, y, f"{word(group.meter)} of the fullest device, GiB", "samples/s", top)
-    parts += _steps_of_front(front)
+    word = "need" if group.meter == "cuda" else "peak"
+    parts = axes(x, y, f"{word} of the fullest device, GiB", "samples/s", top)
+    front = sorted(p for p, row in zip(points, rows, strict=True) if row.versus.front)
+    if front:
+        # A staircase: no measured row is left of it and above it.
+        steps_up = "".join(f"H{right:.1f}V{up:.1f}" for right, up in front[1:])
+        path = f"M{front[0][0]:.1f},{front[0][1]:.1f}{steps_up}"
+        parts.append(element("path", d=path, class_="front-line"))
     frame = (x.start, top - 4, WIDTH, bottom - 2)
-    parts += _labelled_points(rows, points, frame, _stair_boxes(front))
+    spots = place_labels(points, [5.0] * len(rows), [row.label for row in rows], frame)
+    for row, (cx, cy), spot in zip(rows, points, spots, strict=True):
+        kind = "front" if row.versus.front else "alarm" if row.versus.wrong else "behind"
+        pace = units.one("rate", row.numbers.samples_per_second)
+        tip = f"{row.label}: {pace} samples/s, {word} {units.gib(row.numbers.need_bytes)}"
+        if row.versus.is_reference:
+            parts.append(element("circle", cx=cx, cy=cy, r=8.5, class_="ring"))
+        mark = element("title", escape(tip))
+        parts.append(element("circle", mark, cx=cx, cy=cy, r=5, class_=f"dot {kind}"))
+        label, look = row.label, f"label {kind}"
+        if spot is None:
+            label, spot, look = str(row.versus.place), (cx, cy - 8), f"{look} mid"
+        elif spot[0] + width_of(label) < cx:
+            # Right-aligned, so it ends at its mark in any font.
+            spot, look = (spot[0] + width_of(label), spot[1]), f"{look} end"
+        parts.append(text(*spot, label, class_=look))
     return picture(WIDTH, bottom + 40, parts, "Memory against samples a second")
-
-
-def word(meter: str) -> str:
-    """Return the word for the ranked memory: the need on a GPU, the peak without one."""
-    return "need" if meter == "cuda" else "peak"
-
-
-def _labelled_points(
-    rows: Sequence[Row], points: list[Point], frame: Box, taken: list[Box]
-) -> list[str]:
-    """Draw marks, those of the front first, with names where they fit and ranks elsewhere."""
-    order = sorted(range(len(rows)), key=lambda i: (not rows[i].versus.front, i))
-    at = [points[i] for i in order]
-    spots = place_labels(at, [rows[i].label for i in order], frame, taken)
-    parts = []
-    for i, spot in zip(order, spots, strict=True):
-        (x, y), rank = points[i], str(rows[i].versus.place)
-        near = (x - width_of(rank) / 2, y - 7)
-        parts.append(_point(points[i], rows[i], rows[i].label if spot else rank, spot or near))
-    return parts
-
-
-def _steps_of_front(front: list[Point]) -> list[str]:
-    """Draw the front as a staircase: no measured row is left of it and above it."""
-    if not front:
-        return []
-    first, *rest = sorted(front)
-    path = f"M{first[0]:.1f},{first[1]:.1f}" + "".join(f"H{x:.1f}V{y:.1f}" for x, y in rest)
-    return [element("path", d=path, class_="front-line")]
-
-
-def _stair_boxes(front: list[Point]) -> list[Box]:
-    """Return the boxes of the staircase, which labels avoid."""
-    boxes = []
-    for (x0, y0), (x1, y1) in pairwise(sorted(front)):
-        boxes.append((x0, y0 - 1, x1, y0 + 1))
-        boxes.append((x1 - 1, min(y0, y1), x1 + 1, max(y0, y1)))
-    return boxes
-
-
-def _point(at: Point, row: Row, label: str, spot: Point) -> str:
-    """Draw a row's mark and label; a line connects a distant label."""
-    kind = "front" if row.versus.front else "alarm" if row.versus.wrong else "behind"
-    speed = units.one("rate", row.numbers.samples_per_second)
-    size = f"{word(row.first.meter)} {units.gib(row.numbers.need_bytes)}"
-    tip = element("title", f"{row.label}: {speed} samples/s, {size}".replace("<", "&lt;"))
-    shape = element("circle", tip, cx=at[0], cy=at[1], r=5, class_=f"dot {kind}")
-    if row.versus.is_reference:
-        shape = element("circle", cx=at[0], cy=at[1], r=8.5, class_="ring") + shape
-    left, base = spot
-    thread = ""
-    middle = min(max(at[0], left), left + width_of(label))
-    if math.hypot(middle - at[0], base - 4 - at[1]) > THREAD_FROM:
-        near = base - 11 if base - 4 > at[1] else base + 2
-        thread = element("line", x1=at[0], y1=at[1], x2=middle, y2=near, class_="thread")
-    if left < at[0] and base - 4 > at[1] - 17 and left + width_of(label) < at[0]:
-        # Right-aligned, so it ends at its mark in any font.
-        look = f"label {kind} end"
-        return thread + shape + text(left + width_of(label), base, label, class_=look)
-    return thread + shape + text(left, base, label, class_=f"label {kind}")

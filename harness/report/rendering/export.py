@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from harness.report.data import lookup
-from harness.report.data.answers import answers, fastest_that_fits
+from harness.report.data.answers import answers
 from harness.report.data.rows import Group, Report, Row, Unfinished
 from harness.report.figures import derive
 from harness.report.rendering import sentences
@@ -88,14 +88,6 @@ def _group(group: Group) -> dict[str, Any]:
         "answers": [
             {"question": a.question, "row": a.row.label if a.row else None, "text": a.text}
             for a in answers(group)
-        ],
-        "fastest_that_fits": [
-            {
-                "limit_bytes": fit.limit_bytes,
-                "row": fit.row.label,
-                "alike": [row.label for row in fit.alike],
-            }
-            for fit in fastest_that_fits(group)
         ],
     }
     return {**_finite(facts), "rows": [_finite(_row(group, row)) for row in group.rows]}

@@ -12,7 +12,6 @@ Point = tuple[float, float]
 Box = tuple[float, float, float, float]
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#444444")
 """Colours of Okabe and Ito, separable by every kind of colour vision; yellow is too pale."""
-DASHES = ("", "6 3", "2 2", "8 2 2 2")
 WIDTH = 600.0
 """Width of every chart."""
 LINE = 24.0
@@ -105,52 +104,32 @@ class Scale:
         return [10.0**p for p in range(low, high + 1, step)]
 
 
-def _overlap(a: Box, b: Box) -> bool:
-    return a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]
-
-
-def _inside(box: Box, frame: Box) -> bool:
-    across = frame[0] <= box[0] and box[2] <= frame[2]
-    return across and frame[1] <= box[1] and box[3] <= frame[3]
-
-
 def place_labels(
-    points: Sequence[tuple[float, float]],
-    labels: Sequence[str],
-    frame: Box,
-    taken: Sequence[Box] = (),
-    size: float = 11.0,
-) -> list[tuple[float, float] | None]:
-    """Return the left end and baseline of each label, near its point, without overlaps.
+    points: Sequence[Point], radii: Sequence[float], labels: Sequence[str], frame: Box
+) -> list[Point | None]:
+    """Return the left end and baseline of each label beside its mark, without overlaps.
 
-    The search is greedy, in the given order; None if no free position is near enough.
+    The search is greedy, in the given order; None if left, right, above and below are taken.
     """
-    used = [(x - 6, y - 6, x + 6, y + 6) for x, y in points] + list(taken)
-    spots: list[tuple[float, float] | None] = []
-    for (x, y), label in zip(points, labels, strict=True):
-        wide = width_of(label, size)
-        spot = None
-        for left, base in _candidates(x, y, wide, size):
-            box = (left - 2, base - size, left + wide + 2, base + 3)
-            if _inside(box, frame) and not any(_overlap(box, other) for other in used):
+    marks = zip(points, radii, strict=True)
+    used = [(x - r - 1, y - r - 1, x + r + 1, y + r + 1) for (x, y), r in marks]
+    spots: list[Point | None] = []
+    for (x, y), r, label in zip(points, radii, labels, strict=True):
+        wide, spot = width_of(label), None
+        # Left first: a staircase of a front comes from below and leaves to the right.
+        beside, over = ((x - r - 5 - wide, y + 4), (x + r + 5, y + 4)), x - wide / 2
+        for left, base in (*beside, (over, y - r - 5), (over, y + r + 15)):
+            box = (left - 2, base - 11, left + wide + 2, base + 3)
+            inside = frame[0] <= box[0] and box[2] <= frame[2]
+            inside = inside and frame[1] <= box[1] and box[3] <= frame[3]
+            if inside and not any(
+                box[0] < b[2] and b[0] < box[2] and box[1] < b[3] and b[1] < box[3] for b in used
+            ):
                 spot = (left, base)
                 used.append(box)
                 break
         spots.append(spot)
     return spots
-
-
-def _candidates(x: float, y: float, wide: float, size: float) -> list[tuple[float, float]]:
-    """Return positions around a point, the nearest and most natural first."""
-    places = []
-    for away in (0, 12, 24, 38):
-        side = 10.5 + away * 0.5
-        for rise in (0, -away, away) if away else (0,):
-            places.append((x + side, y + size * 0.35 + rise))
-            places.append((x - side - wide, y + size * 0.35 + rise))
-        places.append((x - wide / 2, y - 9 - away))
-        places.append((x - wide / 2, y + 9 + size + away))
-    return places
 
 
 def axes(x: Scale, y: Scale, x_name: str, y_name: str, top: float) -> list[str]:

@@ -35,64 +35,66 @@ def print_grid(
     stays: Sequence[str] = (),
     styles: Styles | None = None,
 ) -> None:
-    """Print a table.
+    """Print a table; name the columns that do not fit, and print the cells of hidden notes.
 
     Args:
         least_worth: heads of columns that are hidden first if space is short.
         stays: heads of columns that are never hidden.
     """
-    kept = list(range(len(grid.heads)))
-    waiting = [i for i in _order(grid, least_worth) if grid.heads[i] not in stays]
-    while waiting and sum(_least(grid, i) + GAP for i in kept) > console.width:
-        kept.remove(waiting.pop(0))
+    heads = grid.heads
+    name = next((i for i, head in enumerate(heads) if head in NAMES), 0)
+    first = [heads.index(head) for head in least_worth if head in heads]
+    order = [*first, *(i for i in reversed(range(len(heads))) if i not in first)]
+    waiting = [i for i in order if i != name and heads[i] not in stays]
+    widths = {i: _least(grid, i) for i in range(len(heads))}
+    while waiting and sum(widths.values()) + GAP * len(widths) > console.width:
+        del widths[waiting.pop(0)]
+    room = console.width - sum(widths.values()) - GAP * len(widths)
+    for i, least in widths.items():
+        longest = max(map(len, [heads[i], *(line[i] for line in grid.lines)]))
+        widths[i] += max(0, min(longest - least, room))
+        room -= widths[i] - least
     console.print()
-    console.print(_drawn(grid, kept, _widths(grid, kept, console.width), styles or {}))
-    _tell_hidden(grid, kept, console)
+    console.print(_drawn(grid, widths, styles or {}))
+    hidden = [i for i in range(len(heads)) if i not in widths]
+    if hidden:
+        text = f"Hidden columns: {', '.join(heads[i] for i in hidden)}. "
+        text += "Widen the terminal, or set COLUMNS in a log."
+        console.print(text, style="dim", highlight=False, markup=False)
+    for i in (i for i in hidden if grid.kinds[i] == "flag"):
+        for line in (line for line in grid.lines if line[i] not in ("", units.NONE)):
+            console.print(f"{line[name]}: {line[i]}", markup=False, highlight=False)
 
 
-def _widths(grid: Grid, kept: Sequence[int], width: int) -> list[int]:
-    """Return the width of each kept column: its minimum, and what is left for longer text."""
-    widths = [_least(grid, index) for index in kept]
-    room = width - sum(least + GAP for least in widths)
-    for place, index in enumerate(kept):
-        longest = max(map(len, [grid.heads[index], *(line[index] for line in grid.lines)]))
-        more = max(0, min(longest - widths[place], room))
-        widths[place] += more
-        room -= more
-    return widths
-
-
-def _drawn(grid: Grid, kept: Sequence[int], widths: Sequence[int], styles: Styles) -> Table:
-    """Return the table of the ``kept`` columns."""
+def _drawn(grid: Grid, widths: Mapping[int, int], styles: Styles) -> Table:
+    """Return the table of the columns in ``widths``."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
 
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
-    for index, width in zip(kept, widths, strict=True):
-        words = grid.kinds[index] in units.TEXT
+    for i, width in widths.items():
+        words = grid.kinds[i] in units.TEXT
         table.add_column(
-            Text(grid.heads[index]),
+            Text(grid.heads[i]),
             justify="left" if words else "right",
             overflow="fold",
             width=width,
         )
     for line, marks in grid.rows:
         look = next((LOOKS[word] for word in LOOKS if word in marks), "")
-        cells = [
-            Text(
-                broken(line[i], width) if grid.heads[i] in NAMES else line[i],
-                styles.get(grid.heads[i], {}).get(line[i], ""),
-            )
-            for i, width in zip(kept, widths, strict=True)
-        ]
+        cells = []
+        for i, width in widths.items():
+            text = broken(line[i], width) if grid.heads[i] in NAMES else line[i]
+            cells.append(Text(text, styles.get(grid.heads[i], {}).get(line[i], "")))
         table.add_row(*cells, style=look)
     return table
 
 
 def broken(name: str, width: int) -> str:
     """Return a recipe's name on lines of ``width`` characters that end after ``+``, ``:`` or
-    ``,``, and never within a word, if each of its words has room."""
+    ``,``, and never within a word, if each of its words has room.
+    """
     lines = [""]
     for piece in re.split(PIECES, name):
         if lines[-1] and len(lines[-1] + piece) > width:
@@ -101,38 +103,14 @@ def broken(name: str, width: int) -> str:
     return "\n".join(lines)
 
 
-def _order(grid: Grid, least_worth: Sequence[str]) -> list[int]:
-    """Return the columns in the order in which they are hidden; the name's is not among them."""
-    heads = grid.heads
-    name = next((i for i, head in enumerate(heads) if head in NAMES), 0)
-    first = [heads.index(head) for head in least_worth if head in heads]
-    order = [*first, *(i for i in reversed(range(len(heads))) if i not in first)]
-    return [i for i in order if i != name]
-
-
 def _least(grid: Grid, index: int) -> int:
     """Return a column's minimum width: numbers do not break, names and prose are folded."""
-    cells = [line[index] for line in grid.lines]
+    head, cells = grid.heads[index], [line[index] for line in grid.lines]
     longest = max(map(len, cells), default=1)
     if grid.kinds[index] not in units.TEXT:
-        return max([longest, *map(len, grid.heads[index].split())])
-    if grid.heads[index] in NAMES:
+        return max([longest, *map(len, head.split())])
+    if head in NAMES:
         pieces = [piece for text in cells for piece in re.split(PIECES, text)]
         return min(longest, max([NAME, *map(len, pieces)]))
-    words = [word for text in (grid.heads[index], *cells) for word in text.split()]
+    words = [word for text in (head, *cells) for word in text.split()]
     return min(max(map(len, words), default=1), WORD)
-
-
-def _tell_hidden(grid: Grid, kept: Sequence[int], console: Console) -> None:
-    """Print the heads of the hidden columns, and the cells of hidden flags, by row."""
-    left = [index for index in range(len(grid.heads)) if index not in kept]
-    if not left:
-        return
-    heads = ", ".join(grid.heads[index] for index in left)
-    text = f"Hidden columns: {heads}. Widen the terminal, or set COLUMNS in a log."
-    console.print(text, style="dim", highlight=False, markup=False)
-    name = grid.heads.index("Recipe") if "Recipe" in grid.heads else 0
-    for index in (i for i in left if grid.kinds[i] == "flag"):
-        for line in grid.lines:
-            if line[index] not in ("", units.NONE):
-                console.print(f"{line[name]}: {line[index]}", markup=False, highlight=False)

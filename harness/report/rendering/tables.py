@@ -7,8 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from harness.report.data import effects, lookup
-from harness.report.data.answers import fastest_that_fits
+from harness.report.data import answers, effects, lookup
 from harness.report.data.grid import Column, Grid, tabulate
 from harness.report.data.rows import Group, Row, Unfinished
 from harness.report.figures import derive, parity, units
@@ -209,14 +208,13 @@ UNFINISHED = (
     Column("Way out", lambda u: u.result.way_out),
 )  # fmt: skip
 RANKING_NOTE = (
-    "#: rank by speed; a range if the noise leaves several to the row. Samples/s: global batch "
-    "over the median step, of the whole job. x ref: samples/s relative to the reference, an "
-    "interval if the noise does not tell them apart; 'same' if all of it lies within the noise "
-    "floor. Peak: live tensors on the fullest device at the fullest instant of a step. Needs "
-    "(GPU): free memory that the device must have for the whole run. vs ref %: change of Needs, "
-    "without a GPU of Peak. Loss vs ref: 'equal' within rounding; 'by design' if the recipe "
-    "changes the computation. Front: no other row is both faster and smaller. Noisy: (p90 - p10) / "
-    "median above 20 %, or medians of repetitions more than 10 % apart."
+    "#: rank by speed; a range if the noise leaves several. Samples/s: global batch over the "
+    "median step, of the whole job. x ref: to the reference; an interval if the noise does not "
+    "tell them apart, 'same' if all of it lies within the noise floor. Peak: live tensors on the "
+    "fullest device at the fullest instant of a step. Needs (GPU): free memory for the whole run. "
+    "vs ref %: change of Needs, without a GPU of Peak. Loss vs ref: 'equal' within rounding; 'by "
+    "design' if the recipe changes the computation. Front: no other is both faster and smaller. "
+    "Noisy: (p90 - p10) / median above 20 %, or medians of repetitions more than 10 % apart."
 )
 
 
@@ -272,13 +270,13 @@ def unfinished_grid(unfinished: Sequence[Unfinished]) -> Grid:
 
 
 def fits(group: Group) -> Grid:
-    """Return the fastest row for each size of memory."""
+    """Return the fastest row for each size of memory: the front."""
     columns = (
-        Column("From GiB a device", lambda f: f.limit_bytes, "gib"),
-        Column("Fastest that fits", lambda f: f"{f.row.label}{f.others}"),
-        Column("Samples/s", lambda f: f.row.numbers.samples_per_second, "rate"),
+        Column("From GiB a device", number("need_bytes"), "gib"),
+        Column("Fastest that fits", lambda row: answers.fits(row, group)),
+        Column("Samples/s", number("samples_per_second"), "rate"),
     )
-    return tabulate("fits", "What fits", columns, fastest_that_fits(group))
+    return tabulate("fits", "What fits", columns, answers.front(group))
 
 
 def _table(key: str, title: str, columns: Sequence[Column], rows: Sequence[Row], note: str) -> Grid:

@@ -5,78 +5,74 @@ from __future__ import annotations
 import dataclasses
 import operator
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.markup import escape
 from rich.padding import Padding
 
-from harness.report.data import lookup
-from harness.report.data.answers import answers, fastest_that_fits, headline
 from harness.report.data.compare import Comparison
 from harness.report.data.grid import Column, tabulate
-from harness.report.data.rows import Group, Report, label
+from harness.report.data.rows import Report
 from harness.report.figures import units
-from harness.report.rendering import sentences, tables
-from harness.report.rendering.sentences import GROUPS, MANY
+from harness.report.rendering import sentences
+from harness.report.rendering.pages import content
+from harness.report.rendering.sentences import MANY
 from harness.report.rendering.table import print_grid
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 
-MOST_NOTES = 3
+MOST_NOTES = 2
 """Notes on a group that are printed; report.md has all."""
 
 
 def render(report: Report, console: Console) -> None:
     """Print the report. Without a terminal, rich leaves out colours."""
-    name = f"[bold]Headroom: {escape(report.suite.name or 'report')}[/bold]"
-    console.print(f"{name}: {escape(sentences.summary(report))}")
-    for group in report.groups[:GROUPS]:
+    told = content(report)
+    console.print(f"[bold]{escape(told['title'])}[/bold]: {escape(told['summary'])}")
+    for group in told["groups"]:
         _group(group, console)
-    if text := sentences.left_out(report):
-        console.print(f"\n{escape(text)}", style="yellow")
-    if names := [label(result.spec) for result in report.recorded]:
-        told = f"Recorded, not ranked: {sentences.some(names)}."
-        console.print(escape(told), highlight=False)
-    if report.unfinished:
+    if told["left_out"]:
+        console.print(f"\n{escape(told['left_out'])}", style="yellow")
+    if told["recorded"]:
+        names = sentences.some([name for name, _ in told["recorded"]])
+        console.print(escape(f"Recorded, not ranked: {names}."), highlight=False)
+    grid = told["unfinished"]
+    if grid.lines:
         console.print("\n[bold]Did not finish[/bold]")
-    for unfinished in report.unfinished[:MANY]:
-        # A line for each fact.
-        grid = tables.unfinished_grid([unfinished])
-        facts = dict(zip(grid.heads, grid.lines[0], strict=True))
-        name, status = escape(facts.pop("Recipe")), facts.pop("Status")
-        console.print(f" [bold]{name}[/bold]  [red]{status}[/red]", highlight=False)
-        for head, cell in facts.items():
-            fact = Padding(f"{head}: {escape(cell)}", (0, 0, 0, 3), expand=False)
-            console.print(fact, highlight=False)
-    for line in sentences.first_of(report.skipped, "skipped files"):
+    for line in grid.lines:
+        console.print(f" [bold]{escape(line[0])}[/bold]  [red]{line[1]}[/red]", highlight=False)
+        for head, cell in zip(grid.heads[2:], line[2:], strict=True):
+            if cell != units.NONE:
+                fact = Padding(f"{head}: {escape(cell)}", (0, 0, 0, 3), expand=False)
+                console.print(fact, highlight=False)
+    for line in told["skipped"]:
         console.print(f"[yellow]skipped[/yellow] {escape(line)}")
 
 
-def _group(group: Group, console: Console) -> None:
+def _group(group: dict[str, Any], console: Console) -> None:
     console.print()
-    if text := headline(group):
-        console.print(escape(text), style="bold", highlight=False)
-    console.print(escape(sentences.setting(group)), style="dim", highlight=False)
-    if group.unlike:
-        console.print(f"Not ranked with the rows above: {escape(group.unlike)}.")
-    for text in sentences.errors(group):
+    if group["headline"]:
+        console.print(escape(group["headline"]), style="bold", highlight=False)
+    console.print(escape(group["setting"]), style="dim", highlight=False)
+    if group["unlike"]:
+        console.print(f"Not ranked with the rows above: {escape(group['unlike'])}.")
+    for text in group["errors"]:
         console.print(f"[bold red]{escape(text)}[/bold red]")
-    shown = dataclasses.replace(group, rows=group.rows[:MANY])
-    print_grid(tables.ranking(shown), console)
-    for answer in answers(group):
-        name = f"[cyan]{escape(answer.row.label)}[/cyan]: " if answer.row else ""
-        line = f"[bold]{answer.question}[/bold]  {name}{escape(answer.text)}"
+    grid = group["ranking"]
+    print_grid(dataclasses.replace(grid, lines=grid.lines[:MANY], marks=grid.marks[:MANY]), console)
+    for question, row, text in group["answers"]:
+        name = f"[cyan]{escape(row)}[/cyan]: " if row else ""
+        line = f"[bold]{question}[/bold]  {name}{escape(text)}"
         console.print(Padding(line, (0, 0, 0, 1), expand=False))
-    for fit in fastest_that_fits(group):
-        size = units.gib(fit.limit_bytes)
-        console.print(f" from {size}: {escape(fit.row.label + fit.others)}", highlight=False)
-    told = (sentences.stamp(group), lookup.noise_floor(group), *sentences.notes(group))
-    notes = list(filter(None, told))
-    look = "yellow" if group.meter != "cuda" else "dim"
+    for size, name, _ in group["fits"].lines:
+        console.print(f" from {size} GiB: {escape(name)}", highlight=False)
+    look = "dim" if group["gpu"] else "yellow"
+    console.print(escape(group["stamp"]), style=look, highlight=False)
+    notes = list(filter(None, (group["floor"], *group["notes"])))
     for text in notes[:MOST_NOTES]:
-        console.print(escape(text), style=look if text == told[0] else None, highlight=False)
+        console.print(escape(text), highlight=False)
     if len(notes) > MOST_NOTES:
         more = f"More notes ({len(notes) - MOST_NOTES}): report.md"
         console.print(more, style="dim", highlight=False)
