@@ -231,17 +231,22 @@ def test_on_few_gpus_the_table_says_how_many_a_strategy_needs(tmp_path):
     assert "built for sm_100" in doctor.why_not("ddp", here).text, "more such GPUs do not help"
 
 
-def test_the_cache_covers_what_was_asked(tmp_path):
-    path, so = tmp_path / "probe.json", tmp_path / "op.so"
+def test_the_cache_covers_what_was_asked(tmp_path, monkeypatch):
+    path, so, asked = tmp_path / "probe.json", tmp_path / "op.so", []
     so.touch()
     op = {"ok": True, "reason": "", "file": str(so), "built": True}
-    path.write_text(json.dumps({"ops": {"cpu_adam": op, "async_io": {**op, "built": False}}}))
-    assert machines._cached(path, {"cpu_adam"})
-    assert machines._cached(path, {"async_io"}) is None
+    told = {"errors": {}, "gpus": [], "ops": {"cpu_adam": op, "async_io": {**op, "built": False}}}
+    monkeypatch.setattr(machines, "_cache_path", lambda machine: path)
+    monkeypatch.setattr(machines, "_ask", lambda ops, on_wait: asked.append(ops) or told)
+    path.write_text(json.dumps(told))
+    machines.examine(tmp_path, ["cpu_adam"])
+    assert asked == []
+    machines.examine(tmp_path, ["async_io"])
+    assert asked == [{"cpu_adam", "async_io"}]
     so.unlink()
-    assert machines._cached(path, set()) is None
+    assert machines.recall(tmp_path).probe is None
     path.write_text("{half")
-    assert machines._cached(path, set()) is None
+    assert machines.recall(tmp_path).probe is None
 
 
 def test_a_probe_that_dies_is_an_answer(tmp_path, monkeypatch):
