@@ -312,8 +312,24 @@ def test_a_killed_harness_leaves_no_shared_memory(tmp_path):
     until(lambda: not left(tmp_path) and not any(Path(name).exists() for name in names))
 
 
+HARNESS = """
+import os, sys
+from pathlib import Path
+from harness.system import process
+from tests.made.living import Looks
+process.GRACE_SECONDS, folder = 0.5, Path(sys.argv[-1])
+try:
+    process.run_child(sys.argv[1:], cwd=Path.cwd(), env=dict(os.environ), log=folder / "log.txt",
+                      timeout=300, on_tick=Looks(folder), scratch=(folder / "nvme",))
+except process.Interrupted as error:
+    print(error, error.ended.stopped, error.ended.survivors)
+    sys.exit(7)
+"""
+"""A stand-in for the harness, to be killed: it runs one worker, and says how the run was ended."""
+
+
 def start_harness(mode: str, folder: Path) -> subprocess.Popen:
-    argv = [sys.executable, "-m", "tests.children.killed", mode, str(folder)]
+    argv = [sys.executable, "-c", HARNESS, *worker(mode, folder)]
     harness = subprocess.Popen(argv, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     until((folder / "ready").exists)
     return harness

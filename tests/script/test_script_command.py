@@ -124,15 +124,19 @@ def accelerator():
     AcceleratorState._reset_state(True)
 
 
-def trained(accelerator: Accelerator, out: Path, steps: int) -> list[float]:
+def trained(accelerator: Accelerator, out: Path, steps: int = 30, clipped=None) -> list[float]:
+    """Losses of a loop in which parameters are clipped that ``clipped`` takes from the model."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 1))
+    given = clipped and clipped(model)
     model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters()))
     losses = []
     with measured(accelerator, out, warmup=1, steps=1, name="my loop"):
         for _ in range(steps):
             loss = model(torch.randn(4, 8)).square().mean()
             accelerator.backward(loss)
+            if clipped:
+                accelerator.clip_grad_norm_(given, 1.0)
             optimizer.step()
             optimizer.zero_grad()
             losses.append(loss.item())
@@ -140,7 +144,7 @@ def trained(accelerator: Accelerator, out: Path, steps: int) -> list[float]:
 
 
 def test_a_loop_is_measured_in_place(accelerator, tmp_path, capsys):
-    losses = trained(accelerator, tmp_path / "row", 30)
+    losses = trained(accelerator, tmp_path / "row")
     path, said = capsys.readouterr().out.splitlines()[-2:]
     assert path == str(tmp_path / "row" / "result.json") and "samples/s" in said
     assert cli.main(["report", str(tmp_path / "row")]) == 0
@@ -157,20 +161,8 @@ def test_a_loop_that_ends_early_says_how_many_steps_are_needed(accelerator, tmp_
         trained(accelerator, tmp_path / "row", 3)
 
 
-def clipped_loop(accelerator: Accelerator, out: Path, parameters_of) -> None:
-    model = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 1))
-    given = parameters_of(model)
-    model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters()))
-    with measured(accelerator, out, warmup=1, steps=1, name="my loop"):
-        for _ in range(30):
-            accelerator.backward(model(torch.randn(4, 8)).square().mean())
-            accelerator.clip_grad_norm_(given, 1.0)
-            optimizer.step()
-            optimizer.zero_grad()
-
-
 def test_a_clipping_iterator_that_is_empty_is_named_and_gives_no_norms(accelerator, tmp_path):
-    clipped_loop(accelerator, tmp_path / "row", lambda model: iter(()))
+    trained(accelerator, tmp_path / "row", clipped=lambda model: iter(()))
     found = load(tmp_path / "row" / "result.json")
     assert found.status is Status.OK and not found.grad_norms
     assert any("clip_grad_norm_ got no parameters" in note for note in found.meter_notes)
@@ -179,7 +171,6 @@ def test_a_clipping_iterator_that_is_empty_is_named_and_gives_no_norms(accelerat
 def test_parameters_that_are_not_trained_are_named_where_they_are_clipped(accelerator, tmp_path):
     """As under FSDP2, which replaces the parameters in ``prepare``."""
     with pytest.raises(BadInput, match=r"make the list .* after accelerator\.prepare"):
-        clipped_loop(
-            accelerator, tmp_path / "row", lambda model: [*copy.deepcopy(model).parameters()]
-        )
+        copied = lambda model: [*copy.deepcopy(model).parameters()]  # noqa: E731
+        trained(accelerator, tmp_path / "row", clipped=copied)
     assert load(tmp_path / "row" / "result.json").status is Status.VOID
