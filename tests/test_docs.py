@@ -9,7 +9,6 @@ import shlex
 import pytest
 
 from docs.make import parts
-from docs.make.parts import BLOCK
 from harness import ROOT, cli
 from harness.planner import pool
 from harness.result import load_all
@@ -64,18 +63,9 @@ def test_as_many_public_models_as_there_are():
 # ---- plans that pages show ----
 
 
-RECORDED = "./run.sh plan --model flux-dev --gpu RTX-4090"
-SHOWN = [README, FLUX]
-
-
 def plain(output: str) -> str:
     """An output with its lines joined."""
     return " ".join(output.split())
-
-
-def blocks_of(text: str) -> list[tuple[str, str]]:
-    """(command, output) of each block of a page."""
-    return [(match[1], match[2].strip("\n")) for match in BLOCK.finditer(text)]
 
 
 def commands(text: str) -> list[tuple[str, list[str]]]:
@@ -86,21 +76,25 @@ def commands(text: str) -> list[tuple[str, list[str]]]:
 
 
 TUTORIAL = commands(FLUX.read_text(encoding="utf-8"))
-SLOW = pytest.mark.thorough  # the passes of encoders are traced
+RECORDED = TUTORIAL[0][0]
+SHOWN = [*TUTORIAL, *(one for one in commands(README.read_text("utf-8")) if one[0] == RECORDED)]
 
 
 @pytest.mark.parametrize(
     ("command", "lines"),
-    [pytest.param(*one, marks=[SLOW] if "--phases" in one[0] else []) for one in TUTORIAL],
-    ids=["plan", "phases", "export", "check"],
+    # The passes of encoders are traced.
+    [pytest.param(*one, marks=[pytest.mark.thorough] * ("--phases" in one[0])) for one in SHOWN],
+    ids=["plan", "phases", "export", "check", "readme"],
 )
-def test_each_command_of_the_flux_tutorial_ends_well(command, lines, monkeypatch, tmp_path, capsys):
+def test_each_command_that_pages_show_ends_well(command, lines, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(pool, "ROOT", tmp_path)  # of an empty folder of predictions
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.chdir(tmp_path)
+    if command == RECORDED:
+        monkeypatch.setattr(pool, "Worker", lambda *given: pytest.fail("a process was started"))
     assert cli.main(shlex.split(command)[1:]) == 0
     printed = [plain(line) for line in capsys.readouterr().out.replace("\u00b1", "+-").splitlines()]
-    assert [line for line in lines if line not in printed] == []
+    assert [line for line in lines if line not in printed] == [] and (lines or command != RECORDED)
     if "--phases" in command:
         (told,) = re.findall("`(by phase: .*?)`", FLUX.read_text(encoding="utf-8"))
         assert told in " ".join(printed)
@@ -112,15 +106,3 @@ def test_the_flux_tutorial_takes_one_recipe_home():
     recipes = [shlex.split(command) for command, _ in TUTORIAL]
     named = {word for words in recipes for word in words if word.startswith("single+")}
     assert len(named) == 1 and f"Adapters: {named.pop()}" in FLUX.read_text(encoding="utf-8")
-
-
-@pytest.mark.parametrize("page", SHOWN, ids=lambda page: page.name)
-def test_a_recorded_plan_is_what_pages_show(page, monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(pool, "ROOT", tmp_path)  # of an empty folder of predictions
-    monkeypatch.setattr(pool, "Worker", lambda *given: pytest.fail("a process was started"))
-    monkeypatch.setenv("COLUMNS", "80")
-    (output,) = (output for command, output in blocks_of(page.read_text()) if command == RECORDED)
-    assert cli.main(shlex.split(RECORDED)[1:]) == 0
-    printed = [plain(line) for line in capsys.readouterr().out.replace("\u00b1", "+-").splitlines()]
-    told = [line for line in map(plain, output.splitlines()) if line and line != "..."]
-    assert told and [line for line in told if line not in printed] == []

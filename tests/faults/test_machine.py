@@ -19,6 +19,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from harness import ROOT, cli
@@ -56,10 +57,6 @@ def measuring(out: Path, count: int = 1, recipe: str = "ddp") -> dict[int, int]:
     return ranks(out, recipe)
 
 
-def parent(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-
-
 def rows(out: Path) -> dict[str, Result]:
     found = [load(path) for path in out.glob("runs/*/result.json")]
     return {result.spec.recipe: result for result in found}
@@ -77,7 +74,7 @@ def test_a_process_that_is_killed_fails_its_row_and_the_next_one_runs(tmp_path):
     """A rank of the first row, and the launcher of the second."""
     child = start(tmp_path, "ddp", "zero2", "single", steps="100")
     os.kill(measuring(tmp_path, 2)[1], signal.SIGKILL)
-    os.kill(parent(measuring(tmp_path, 2, "zero2")[1]), signal.SIGKILL)
+    os.kill(psutil.Process(measuring(tmp_path, 2, "zero2")[1]).ppid(), signal.SIGKILL)
     said = ended(child, tmp_path)
     for row in (rows(tmp_path)[name] for name in ("ddp", "zero2")):
         assert row.status is Status.FAILED, said

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 
 def until(
@@ -33,29 +34,17 @@ def ranks(out: Path, recipe: str = "ddp") -> dict[int, int]:
     return {one["rank"]: one["pid"] for one in found if one["phase"] == "measure"}
 
 
-def phases(out: Path) -> list[str]:
-    """The phase of each rank of the rows in ``out``."""
-    return [one["phase"] for one in statuses(out)]
-
-
 def statuses(out: Path, recipe: str = "*") -> Iterator[dict[str, Any]]:
     for path in out.glob(f"runs/{recipe}-*/ranks/rank*.status.json"):
         with contextlib.suppress(OSError, ValueError):
             yield json.loads(path.read_text())
 
 
-def left(out: Path) -> list[str]:
+def left(out: Path) -> list[psutil.Process]:
     """Living processes that were told of the results folder."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*"):
-        try:
-            words = (path / "cmdline").read_bytes()
-            alive = (path / "stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-        except OSError:
-            continue
-        if os.fsencode(out) in words and alive:
-            found.append(path.name)
-    return found
+    told = psutil.process_iter(["cmdline", "status"])
+    ours = [one for one in told if any(str(out) in word for word in one.info["cmdline"] or ())]
+    return [one for one in ours if one.info["status"] != psutil.STATUS_ZOMBIE]
 
 
 class Looks:

@@ -30,18 +30,12 @@ QUIET = (0.400, 0.404, 0.396)
 SAME, SLOWER = "ddp+ema:place=cpu", "ddp+checkpoint"
 
 
-def timed(recipe: str, *seconds: float, repeat: int = 0, **more: object) -> Result:
-    """A run with just these steps, alike on its two ranks."""
-    result = done(recipe, 1.0, more.pop("parts", FULL), repeat=repeat, **more)
-    for rank in result.ranks:
-        rank.step_seconds = list(seconds)
-    return result
-
-
 def steady(recipe: str, seconds: float, repeat: int = 0, **more: object) -> Result:
     """A run of five steps within 0.4 % of each other; their median is ``seconds``."""
-    steps = (seconds * (1 + 0.001 * i) for i in (-2, -1, 0, 1, 2))
-    return timed(recipe, *steps, repeat=repeat, **more)
+    result = done(recipe, 1.0, more.pop("parts", FULL), repeat=repeat, **more)
+    for rank in result.ranks:
+        rank.step_seconds = [seconds * (1 + 0.001 * i) for i in (-2, -1, 0, 1, 2)]
+    return result
 
 
 def suite(reference: tuple[float, ...], *more: Result) -> list[Result]:
