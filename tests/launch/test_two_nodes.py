@@ -125,12 +125,12 @@ def test_a_node_alone_ends_with_a_row_that_says_so(tmp_path, monkeypatch):
 # ---- the command of a row on several nodes ----
 
 
-SPEC = Spec(recipe="zero2", processes=4, nodes=2)
+ZERO2 = Spec(recipe="zero2", processes=4, nodes=2)
 
 
 def test_a_node_gets_its_own_facts():
     facts = {command.RANK: "1", command.HEAD: "10.0.0.1", command.PORT: "29511"}
-    words = command.as_node(command.command(resolve(SPEC), ROOT / "out", port=0), facts)
+    words = command.as_node(command.command(resolve(ZERO2), ROOT / "out", port=0), facts)
     place = words.index("--num_machines")
     assert words[place : place + 8] == [
         *("--num_machines", "2", "--machine_rank", "1", "--main_process_ip", "10.0.0.1"),
@@ -148,7 +148,7 @@ def shell(line: str, **variables: str) -> subprocess.CompletedProcess:
 
 
 def test_the_printed_line_runs_on_each_node_and_asks_for_what_it_lacks():
-    line = command.display(resolve(SPEC), ROOT / "results" / "x")
+    line = command.display(resolve(ZERO2), ROOT / "results" / "x")
     refused = shell(line)
     assert refused.returncode and "network interface to the other nodes" in refused.stderr
     refused = shell(line, IFNAME="eth0", ADDRESS="10.0.0.2")
@@ -157,7 +157,7 @@ def test_the_printed_line_runs_on_each_node_and_asks_for_what_it_lacks():
     words = shell(line, **own, HEAD="10.0.0.1").stdout.splitlines()
     facts = {command.RANK: "1", command.HEAD: "10.0.0.1", command.PORT: "29500"}
     facts |= {command.CONF: "is_host=0"}
-    wanted = command.as_node(command.command(resolve(SPEC), ROOT / "results" / "x", port=0), facts)
+    wanted = command.as_node(command.command(resolve(ZERO2), ROOT / "results" / "x", port=0), facts)
     assert words[-len(wanted) :] == wanted and "GLOO_SOCKET_IFNAME=eth0" in words
     assert {"PET_LOCAL_ADDR=10.0.0.2", "PET_RDZV_ID=headroom"} <= {*words}
 

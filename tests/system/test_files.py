@@ -157,8 +157,7 @@ OTHERS = (
     *("usercustomize", "xdist", "yaml"),
 )
 SMALL = ["--model", "DiT-T/8", "--steps", "1", "--warmup", "1", "--global-batch", "2"]
-ONE = ["--recipes", "single", "--noise-floor", "1", "--device", "cpu", *SMALL]
-PLANNED = ["--model", "DiT-T/8", "--gpu", "RTX-4090"]
+RUN = ["--recipes", "single", "--noise-floor", "1", "--device", "cpu", *SMALL]
 COMMANDS = {
     "anatomy": ["single", "--dry-run", "--device", "cpu"],
     "atlas": ["--help"],
@@ -172,7 +171,7 @@ COMMANDS = {
     "oom": ["log.txt"],
     "plan": [*PLANNED, "--recipes", "single"],
     "report": ["."],
-    "run": [*ONE, "--out", "ran"],
+    "run": [*RUN, "--out", "ran"],
     "script": ["--check", "--device", "cpu", "--out", "scripted", "--", "scripts/train.py"],
     "test": ["--version"],
     "train": ["--recipe", "single", "--dry-run"],
