@@ -191,6 +191,15 @@ def test_nvidia_smi_is_read(monkeypatch):
         assert [g.index for g in gpus.visible()] == seen
 
 
+def probe_says(monkeypatch, folder: Path, cards: tuple = (), **facts: object) -> list[set[str]]:
+    """The ops that a probe is asked to build, each time it is asked; it answers with the facts."""
+    asked, told = [], {"errors": {}, "ops": {}, "gpus": [], **facts}
+    monkeypatch.setattr(gpus, "visible", lambda: cards)
+    monkeypatch.setattr(machines, "_cache_path", lambda machine: folder / "probe.json")
+    monkeypatch.setattr(machines, "_ask", lambda ops, on_wait: asked.append(ops) or told)
+    return asked
+
+
 @pytest.mark.parametrize(
     ("smi", "torch_bytes"),
     [
@@ -202,10 +211,7 @@ def test_nvidia_smi_is_read(monkeypatch):
 def test_a_card_has_the_size_that_torch_reads(smi, torch_bytes, monkeypatch, tmp_path):
     known = {"name": "NVIDIA X", "uuid": "aa", "total_bytes": torch_bytes}
     cards = tuple(gpus.parse(f"0, GPU-aa, NVIDIA X, {smi}", "GPU-aa, 7, python, 300"))
-    monkeypatch.setattr(gpus, "visible", lambda: cards)
-    monkeypatch.setattr(machines, "_cache_path", lambda machine: tmp_path / "probe.json")
-    found = {"errors": {}, "ops": {}, "gpus": [known]}
-    monkeypatch.setattr(machines, "_ask", lambda ops, on_wait: found)
+    probe_says(monkeypatch, tmp_path, cards, gpus=[known])
     (card,) = machines.examine(tmp_path).gpus
     assert card.total_bytes == card.free_bytes == torch_bytes and not card.busy
     assert bool(card.others) == (torch_bytes != 20 * 2**30), "nvidia-smi still names the processes"
@@ -232,17 +238,16 @@ def test_on_few_gpus_the_table_says_how_many_a_strategy_needs(tmp_path):
 
 
 def test_the_cache_covers_what_was_asked(tmp_path, monkeypatch):
-    path, so, asked = tmp_path / "probe.json", tmp_path / "op.so", []
+    path, so = tmp_path / "probe.json", tmp_path / "op.so"
     so.touch()
     op = {"ok": True, "reason": "", "file": str(so), "built": True}
-    told = {"errors": {}, "gpus": [], "ops": {"cpu_adam": op, "async_io": {**op, "built": False}}}
-    monkeypatch.setattr(machines, "_cache_path", lambda machine: path)
-    monkeypatch.setattr(machines, "_ask", lambda ops, on_wait: asked.append(ops) or told)
-    path.write_text(json.dumps(told))
-    machines.examine(tmp_path, ["cpu_adam"])
-    assert asked == []
-    machines.examine(tmp_path, ["async_io"])
-    assert asked == [{"cpu_adam", "async_io"}]
+    ops = {"cpu_adam": op, "async_io": {**op, "built": False}}
+    asked = probe_says(monkeypatch, tmp_path, ops=ops)
+    for name, wanted in (("cpu_adam", {"cpu_adam"}), ("async_io", {"cpu_adam", "async_io"})):
+        machines.examine(tmp_path, [name])
+        assert asked.pop() >= wanted
+        machines.examine(tmp_path, ["cpu_adam"])
+        assert asked == [], "it is known"
     so.unlink()
     assert machines.recall(tmp_path).probe is None
     path.write_text("{half")
@@ -322,11 +327,7 @@ def test_a_gpu_that_torch_does_not_see_is_no_reason_to_run_on_the_cpu(tmp_path, 
 
 
 def test_why_torch_sees_no_gpu_is_asked_each_time(tmp_path, monkeypatch):
-    answer = {"errors": {}, "ops": {}, "gpus": [], "no_cuda": "the driver is too old"}
-    asked = []
-    monkeypatch.setattr(machines, "_cache_path", lambda machine: tmp_path / "probe.json")
-    monkeypatch.setattr(machines, "_ask", lambda ops, on_wait: asked.append(ops) or answer)
-    monkeypatch.setattr(gpus, "visible", lambda: (CARD,))
+    asked = probe_says(monkeypatch, tmp_path, (CARD,), no_cuda="the driver is too old")
     for _ in range(2):
         assert machines.examine(tmp_path).blind == "the driver is too old"
     assert len(asked) == 2
@@ -396,16 +397,6 @@ def known(card: gpus.Gpu, **more: object) -> dict[str, object]:
     """A card as torch tells it."""
     uuid = card.uuid.removeprefix("GPU-")
     return {"name": card.name, "total_bytes": card.total_bytes, "uuid": uuid, **more}
-
-
-def test_a_slice_of_a_card_is_not_taken_for_the_card():
-    """nvidia-smi tells memory and use of the whole card, and torch has a seventh of it."""
-    slice_ = known(LARGE, name="NVIDIA H200 MIG 1g.18gb", total_bytes=16 * GIB, uuid="f00d")
-    (found,) = machines._merged((LARGE,), [slice_])
-    assert (found.total_bytes, found.name) == (16 * GIB, "NVIDIA H200 MIG 1g.18gb")
-    assert found.used_bytes == 0 and not found.busy
-    (whole,) = machines._merged((LARGE,), [known(LARGE, total_bytes=138 * GIB)])
-    assert whole == dataclasses.replace(LARGE, total_bytes=138 * GIB)
 
 
 def test_mixed_cards_are_told_apart_by_their_identifiers_not_by_their_places():
