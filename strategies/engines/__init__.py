@@ -30,10 +30,15 @@ module."""
 def of_file(path: Path) -> Engine:
     """Return the engine that the launch file at ``path`` names.
 
-    Raises:
-        LaunchFileError: the file cannot be used.
+    An unusable file disables only the strategies that need it: its engine refuses every launch with
+    the reason.
     """
-    return _of(read(path))
+    try:
+        return _of(read(path))
+    except LaunchFileError as error:
+        from strategies.engines.replicas import Broken
+
+        return Broken(LaunchFile(path=path, kind="", title="cannot be used"), str(error))
 
 
 def of_users_file(path: Path) -> Engine:

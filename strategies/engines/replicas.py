@@ -3,6 +3,7 @@ process and gradients averaged in backward."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from strategies.base import demand
@@ -29,6 +30,16 @@ class Alone(Engine):
     def evidence(self, trained: TrainingRun) -> dict[str, Any]:
         demand(trained.model is trained.module, f"the model is a {type(trained.model).__name__}")
         return {"wrapper": "none"}
+
+
+@dataclass(frozen=True)
+class Broken(Engine):
+    """Placeholder for an unusable launch file; refuses every launch with the reason ``why``."""
+
+    why: str = ""
+
+    def refuses(self, launch: RunContext) -> str | None:
+        return f"{self.why}; mend the file, or take another sharding"
 
 
 class Replicas(Engine):
