@@ -89,9 +89,13 @@ def test_a_master_is_read_off_the_optimizer(train_here):
 def test_tf32_left_on_is_noticed(train_here, monkeypatch):
     monkeypatch.setattr(Fp32, "edit_model", nothing)
     run, _ = train_here(TINY, 1)
-    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", True)
-    with pytest.raises(NotInForce, match="TF32 is on"):
-        Fp32().evidence(run.trained)
+    matmul = torch.backends.cuda.matmul  # monkeypatch cannot undo an attribute of this object
+    try:
+        matmul.allow_tf32 = True
+        with pytest.raises(NotInForce, match="TF32 is on"):
+            Fp32().evidence(run.trained)
+    finally:
+        matmul.allow_tf32 = False
 
 
 # -- the step that is watched --
