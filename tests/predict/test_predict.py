@@ -22,8 +22,8 @@ from harness.memory.record import (
     peak,
     phase_peaks,
 )
-from harness.planner import overhead, pool, uncertainty, verdict
-from harness.planner.plan.answer import answer
+from harness.planner import eager, overhead, pool, uncertainty, verdict
+from harness.planner.plan.answer import answer, check_line
 from harness.planner.plan.table import short_notes
 from harness.planner.speed import rates, roofline
 from harness.planner.tracing.allocator import Allocator, replay
@@ -330,7 +330,6 @@ REFUSED = {
     f"{L4} --gpu-memory 24GiB": "not allowed with argument",
     f"{L4} --gpus 0": "give --gpus at least 1",
     f"{L4} --gpus 8 --global-batch 12": "use 8 or 16",
-    "--gpu 'RTX 5060'": "--gpu-memory 8GiB",
     f"{L4} --model depth=0": "depth is '0'; a whole number from 1",
     f"{L4} --model widht=1152": "no size 'widht'; did you mean 'width'",
     f"{L4} --model meta-llama/Llama-3-8B": "./run.sh list models",
@@ -397,3 +396,55 @@ def test_a_plan_that_fits_nothing_predicts_what_else_would(capsys, monkeypatch, 
     assert {row["processes"] for row in found["tried"]} == {8}
     able = [row["recipe"] for row in found["tried"] if row["verdict"] == "fits"]
     assert able == ["zero1", "zero2", "zero3"] and found["tried_on_more_gpus"] == []
+
+
+# ---- compiled rows: the eager row's prediction, with a note and a wide lower end ----
+
+RTX = cards.find("RTX-4090")
+PAIR = "ddp+bf16", "ddp+bf16+compile"
+
+
+def made(size: float) -> object:
+    """A step of GiB, half of which stays between steps, and of products and elementwise work."""
+    product = prediction(1).work[0]
+    wide = {"kind": "memory", "dtype": "", "flops": 0, "bytes": 10**9, "count": 900}
+    work = [dataclasses.replace(product, flops=10**13, count=9),
+            dataclasses.replace(product, **wide)]  # fmt: skip
+    found = prediction(size, work=work)
+    return dataclasses.replace(found, between=found.reserved // 2)
+
+
+def judged(size: float) -> list[verdict.Fit]:
+    rows = [asked(recipe) for recipe in PAIR]
+    return [verdict.judge(row, eager.told(row, made(size)), RTX) for row in rows]
+
+
+def test_the_eager_row_is_the_recipe_without_compile():
+    row = asked("zero2+bf16+checkpoint+compile:mode=reduce-overhead")
+    plain = asked("zero2+bf16+checkpoint")
+    assert eager.of(row).spec == plain.spec and eager.of(plain) is plain
+
+
+def test_a_compiled_row_is_found_where_its_eager_row_was_kept(tmp_path):
+    plain, row = (asked(recipe) for recipe in PAIR)
+    pool._keep(made(5), pool.path_of(plain, tmp_path))
+    assert pool.cached(row, tmp_path) == eager.told(row, pool.cached(plain, tmp_path))
+    (found,) = pool.predict_all([row], tmp_path)
+    assert found.recipe == str(row.recipe) and found.notes[0] == eager.NOTE
+
+
+def test_its_figures_are_the_eager_row_s_and_its_lower_ends_are_lower():
+    plain, compiled = judged(10)
+    assert compiled.need_bytes == plain.need_bytes and compiled.most_bytes >= plain.most_bytes
+    assert compiled.seconds.total == plain.seconds.total
+    assert compiled.seconds.high == plain.seconds.high
+    assert compiled.seconds.low < plain.seconds.low < plain.seconds.total
+    assert compiled.low_bytes < 0.6 * compiled.need_bytes < plain.low_bytes
+
+
+def test_the_note_stands_near_the_verdict_and_below_the_table():
+    _, compiled = judged(10)
+    assert f"  {eager.NOTE}" in answer([compiled]) and eager.NOTE in check_line(compiled, None)
+    assert any(eager.NOTE in note for note in short_notes([compiled]))
+    graphs = asked("ddp+bf16+compile:mode=reduce-overhead")
+    assert "pool of its CUDA graphs is not counted" in eager.note_of(graphs)
