@@ -42,13 +42,8 @@ JobAcctGatherFrequency=1
 SlurmdTimeout=20
 KillWait=12
 ReturnToService=2
-PreemptType=preempt/partition_prio
-PreemptMode=REQUEUE
-JobCompType=jobcomp/filetxt
-JobCompLoc={run}/jobs.txt
 NodeName=n[1-2] NodeAddr=10.77.0.[1-2] CPUs=2 RealMemory=3000 State=UNKNOWN
-PartitionName=main Nodes=n[1-2] Default=YES MaxTime=INFINITE State=UP PriorityTier=1
-PartitionName=first Nodes=n[1-2] MaxTime=INFINITE State=UP PriorityTier=9 PreemptMode=OFF
+PartitionName=main Nodes=n[1-2] Default=YES MaxTime=INFINITE State=UP
 """
 
 

@@ -27,8 +27,7 @@ def named(*changes: Callable[[Run], None]) -> dict[str, Callable[[Run], None]]:
 
 
 def one_block_not_reduced(run: Run) -> None:
-    """Leave one block's gradients unreduced: each rank keeps its own for the rows that it
-    stores."""
+    """Leave one block's gradients unreduced: each rank keeps its own for the rows it stores."""
     from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultReduceScatter
 
     class OwnRows(DefaultReduceScatter):
@@ -94,8 +93,7 @@ def rounded(run: Run) -> None:
 
 
 def doubled_behind_the_norm(run: Run) -> None:
-    """Double gradients after their norm is logged: Adam is insensitive to a scale except by its
-    epsilon."""
+    """Double gradients after their norm is logged: only Adam's epsilon is sensitive to a scale."""
     _at_the_step(run, lambda parameters: [p.grad.mul_(2) for p in parameters])
 
 
@@ -212,8 +210,7 @@ def gradients_not_averaged(run: Run) -> None:
 
 
 def heads_dealt_as_they_lie(run: Run) -> None:
-    """Split weights of several pieces (packed queries, keys and values) as they lie instead of
-    piece by piece. The first rank gets all queries and half of the keys."""
+    """Split packed queries, keys and values as they lie instead of piece by piece."""
     import torch
     from torch.distributed.tensor import distribute_tensor
 
@@ -276,8 +273,7 @@ CUT = named(heads_dealt_as_they_lie, products_not_summed, gradients_not_summed)
 
 
 def gradients_not_divided_by_micro_batches(run: Run) -> None:
-    """Sum gradients over the micro-batches of a step without dividing, once the first step has
-    built the schedule: Adam is insensitive to a scale."""
+    """Sum gradients over micro-batches without dividing: Adam is insensitive to a scale."""
     model = run.trained.model
     begin = model._begin
 
@@ -289,8 +285,7 @@ def gradients_not_divided_by_micro_batches(run: Run) -> None:
 
 
 def all_forward_before_any_backward(run: Run) -> None:
-    """Replace 1f1b by gpipe, or by torch's equivalent for several runs of blocks. The numbers are
-    the same, and memory is higher."""
+    """Replace 1f1b by gpipe: the numbers are the same, and memory is higher."""
     model = run.trained.model
     begin = model._begin
 
