@@ -1,6 +1,6 @@
 """Answers that a reader decides by: the fastest row, the smallest, the best trade, and what fits.
 
-A row whose loss DIFFERS unexpectedly is in no answer; ``sentences.wrong_rows`` lists it. Rows that
+A row whose loss DIFFERS unexpectedly is in no answer; ``sentences.errors`` lists it. Rows that
 the noise does not separate are named beside the fastest measured one, and never called equally
 fast. If it separates none, no row is the fastest. The best trade counts a row's speed at the
 lowest value that the noise leaves open.

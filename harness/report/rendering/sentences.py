@@ -9,7 +9,6 @@ from harness.report.data import lookup
 from harness.report.data.rows import Group, Report, Row, label
 from harness.report.figures import derive
 from harness.result import Status, is_unplaced
-from harness.spec import Spec
 
 FEW = 12
 """Most names in a sentence that every format begins with."""
@@ -69,9 +68,15 @@ def left_out(report: Report) -> str:
 
 
 def setting(group: Group) -> str:
-    """Return the setting that all rows of a group share."""
+    """Return the setting that all rows of a group share.
+
+    Sizes that the spec leaves out are the model's usual ones.
+    """
     spec, first = group.reference.spec, group.reference.first
-    model, parameters = model_in_words(spec), f"{first.parameters / 1e6:.1f} M parameters"
+    sizes = {"pixels": spec.resolution, "frames": spec.frames, "tokens of text": spec.text}
+    size = ", ".join(f"{count} {words}" for words, count in sizes.items() if count)
+    model = spec.model + (f" with {spec.set}" if spec.set else "") + (f" at {size}" if size else "")
+    parameters = f"{first.parameters / 1e6:.1f} M parameters"
     if not group.draws:
         return (
             f"{model} ({parameters}) on {spec.data}, {spec.objective} objective, global batch "
@@ -86,21 +91,6 @@ def setting(group: Group) -> str:
         f"{spec.global_batch} samples a batch, seed {spec.seed}, {spec.warmup} warm-up + "
         f"{spec.steps} timed batches"
     )
-
-
-def model_in_words(spec: Spec) -> str:
-    """Return the model with its changed sizes, and the pixels, frames and text tokens of the spec.
-
-    Sizes that the spec leaves out are the model's usual ones.
-    """
-    told = [
-        f"{spec.resolution} pixels" if spec.resolution else "",
-        f"{spec.frames} frames" if spec.frames else "",
-        f"{spec.text} tokens of text" if spec.text else "",
-    ]
-    changed = f" with {spec.set}" if spec.set else ""
-    size = ", ".join(filter(None, told))
-    return f"{spec.model}{changed}" + (f" at {size}" if size else "")
 
 
 def stamp(group: Group) -> str:
