@@ -15,6 +15,7 @@ from harness.spec import Spec
 from harness.subjects.dit.presets import PRESETS
 from harness.system.machine import recall
 from harness.system.requirements import notes
+from strategies import users_launch
 from strategies.engines.zero import waste as lint
 from strategies.launch_file import FOLDER
 
@@ -80,7 +81,8 @@ def test_the_bytes_are_those_of_a_real_engine(tmp_path):
     own = tmp_path / "bad.json"
     own.write_text(json.dumps(config))
     spec = Spec(recipe=f"@{own}", model="DiT-T/8", global_batch=4, processes=2, warmup=1, steps=1)
-    row = launched_together({"run": Case(spec)}, tmp_path)["run"]
+    file = users_launch.write(users_launch.opened(resolve(spec).launch.engine.file), tmp_path)
+    row = launched_together({"run": Case(spec, file=file)}, tmp_path)["run"]
     assert row.status is Status.OK, f"{row.reason}\n{row.log_tail}"
     (found,) = lint.waste(config["zero_optimization"], job_of(spec))
     held = row.ranks[0].categories.gradients
