@@ -77,7 +77,8 @@ class Switch:
         self.watch: Any = None
         self.bare = False
         self.marks: list[tuple[bool, float]] = []
-        self.out: list[tuple[Any, dict[Any, Any]]] = []
+        self.methods: dict[str, Any] = {}
+        self.out: list[tuple[dict[Any, Any], dict[Any, Any]]] = []
         self.threads = self.began = self.spent = 0.0
 
     def mark(self) -> None:
@@ -96,20 +97,18 @@ class Switch:
 
         self.bare = bare
         if not bare:
+            for name, patched in self.methods.items():
+                setattr(Accelerator, name, patched)
             for place, kept in self.out:
-                if isinstance(place, dict):
-                    place.update(kept)
-                else:
-                    for name, patched in kept.items():
-                        setattr(place, name, patched)
+                place.update(kept)
             return
         names = ("accumulate", "backward", "clip_grad_norm_")
-        methods = {name: getattr(Accelerator, name) for name in names}
+        self.methods = {name: getattr(Accelerator, name) for name in names}
         hooks = [optimizer._global_optimizer_pre_hooks, optimizer._global_optimizer_post_hooks]
         hooks += [model._forward_pre_hooks for model in self.watch.wrapped]
-        self.out = [(Accelerator, methods), *((place, dict(place)) for place in hooks)]
+        self.out = [(place, dict(place)) for place in hooks]
         assert all(kept for _, kept in self.out)
-        for name, patched in methods.items():
+        for name, patched in self.methods.items():
             setattr(Accelerator, name, patched.__wrapped__)
         for place in hooks:
             place.clear()

@@ -150,20 +150,15 @@ def test_every_sharding_that_can_be_exported_is_started():
 
 
 @pytest.mark.parametrize("name", launchable(ASKED, OFTEN))
-def test_what_every_export_sets_is_in_force(said, name):
+def test_what_an_export_is_for_and_sets_is_in_force(said, name):
     words = asked(ASKED[name])
     processes = max(int(n) for at, n in itertools.pairwise(words) if at == "--gpus")
     steps = int((re.findall(r"accumulate:steps=(\d)", ASKED[name]) or [1])[0])
     assert len(said[name]) == (1 if name == "single" else processes)
     for rank in said[name]:
+        assert {key: rank[key] for key in IN_FORCE[name]} == IN_FORCE[name]
         assert rank["processes"] == len(said[name]) and rank["accumulation"] == steps
         assert rank["settings"] == [3e-4, [0.9, 0.95], 1e-8, 0.01]
-
-
-@pytest.mark.parametrize("name", launchable(ASKED, OFTEN))
-def test_what_an_export_is_for_is_in_force(said, name):
-    for rank in said[name]:
-        assert {key: rank[key] for key in IN_FORCE[name]} == IN_FORCE[name]
 
 
 @pytest.mark.parametrize(
