@@ -9,12 +9,12 @@ import sys
 import pytest
 
 from docs.make import coverage, public_rows
-from docs.make.refill import asked
 from harness import ROOT
 from harness.planner import pool, uncertainty
 from harness.planner.plan.tracing import known
 from harness.resolve import resolve
 from harness.spec import Spec
+from tests.refill import asked
 
 ROWS = [row for row in public_rows.rows() if row.get("test")]
 NEAR = {"reserved": 0.03, "between": 0.005}

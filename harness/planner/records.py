@@ -1,6 +1,6 @@
 """Predictions that ship with the project: a plan of a recorded training needs no trace.
 ``records/MODEL.jsonl.xz`` has a line for each: its name, the date, and the prediction. ``python -m
-docs.make.refill`` adds those that are missing. No torch."""
+tests.refill`` adds those that are missing. No torch."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from strategies.launch_file import read as launch_file
 
 TRACE = 1
 """Version of what a trace says. Whoever changes a prediction on purpose raises it, then fills the
-records anew (``python -m docs.make.refill``): older predictions are found no more. Code, tables
+records anew (``python -m tests.refill``): older predictions are found no more. Code, tables
 and shipped model configurations count by this number alone; a changed default of a spec's field
 raises it too."""
 LIBRARIES = {"torch": "2.13", "diffusers": "0.42"}

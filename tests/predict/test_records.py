@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from docs.make import refill
 from harness.planner import pool, records
 from harness.planner.records import line_of
 from harness.resolve import Resolved, resolve
 from harness.spec import Spec
 from harness.subjects.library import families
 from strategies import launch_file
+from tests import refill
 from tests.made.predictions import prediction
 
 SPEC = Spec(
@@ -123,7 +123,7 @@ DEFAULT = [w for w in refill.of_pages() if re.search("--gpus [18] |^((?!--gpus).
 @pytest.mark.parametrize("words", DEFAULT)
 def test_a_question_of_the_pages_has_records(words):
     lack = refill.missing(words)
-    assert not lack, f"{lack} has no record: python -m docs.make.refill"
+    assert not lack, f"{lack} has no record: python -m tests.refill"
 
 
 MODELS = sorted(families.table())
@@ -136,7 +136,7 @@ OTHERS = [model for model in MODELS if model not in TODAY]
 def test_every_shipped_record_is_found_and_can_be_read(models):
     for model in models:
         for one in refill.of_model(model):
-            assert one.found, f"{model}: {one.record.spec}: python -m docs.make.refill"
+            assert one.found, f"{model}: {one.record.spec}: python -m tests.refill"
             assert records.find(model, one.name).method == "trace"
 
 

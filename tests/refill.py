@@ -1,9 +1,10 @@
 """Predictions that ship with the project: what is missing, and how it is filled.
 
-``python -m docs.make.refill [MODEL ...]`` plans the questions of the pages and of each model on
-common cards, and records each prediction that a plan makes (``harness.planner.records``). A
-prediction that is recorded already is not made again, so it can be stopped at any time. Records of
-another ``TRACE``, torch or diffusers go.
+``python -m tests.refill [MODEL ...]`` plans the questions of the pages and of each model on common
+cards, and records each prediction that a plan makes (``harness.planner.records``). A prediction
+that is recorded already is not made again, so it can be stopped at any time. Records of another
+``TRACE``, torch or diffusers go. ``--check`` only prints the questions that are not answered by
+records alone; the exit code is 1 if there are any.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import datetime
 import itertools
 import re
 import shlex
+import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -197,6 +199,17 @@ def same(one: Kept) -> bool:
 # ---- Command ----
 
 
+def check(questions: Iterable[str], console: Console) -> int:
+    """Print the questions that lack a record, and return the exit code."""
+    lacks = 0
+    for words in questions:
+        if recipe := missing(words):
+            lacks += 1
+            console.print(f"./run.sh plan {words}: {recipe}", highlight=False)
+    console.print(f"{lacks} questions lack a record", highlight=False)
+    return min(lacks, 1)
+
+
 def fill(questions: Iterable[str], console: Console) -> None:
     """Plan each question that lacks a record, and record what its plan predicts."""
     day, began, made = datetime.date.today().isoformat(), time.time(), 0
@@ -209,16 +222,20 @@ def fill(questions: Iterable[str], console: Console) -> None:
                 console.print(told, highlight=False)
 
 
-def main() -> None:
-    """Drop old records, and fill."""
+def main() -> int:
+    """Fill or check, and return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("models", nargs="*")
+    parser.add_argument("--check", action="store_true")
     options, console = parser.parse_args(), Console(soft_wrap=True)
     every = [*FIRST, *(name for name in families.table() if name not in FIRST)]
     questions = [*(() if options.models else of_pages()), *of_models(options.models or every)]
+    if options.check:
+        return check(questions, console)
     console.print(f"{drop_old(options.models or every)} old records dropped", highlight=False)
     fill(questions, console)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
