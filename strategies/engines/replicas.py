@@ -72,4 +72,29 @@ class Replicas(Engine):
 
         kind = type(trained.model).__name__
         demand(isinstance(trained.model, DistributedDataParallel), f"the model is a {kind}")
-        return {"wrapper": kind, **copies(trained)}
+        return {"wrapper": kind, **copies(trained), **self._wire(trained)}
+
+    def _wire(self, trained: TrainingRun) -> dict[str, Any]:
+        """Return the type of averaged gradients, from the collectives of a watched backward.
+
+        Strategies that replace these collectives report their own.
+        """
+        own = {"edits_gradients", "sparse_gradients"} & trained.launch.traits
+        if own or trained.observed is None or not trained.observed.ran:
+            return {}
+        averages = [s for s in trained.observed.sent if s.collective.startswith("allreduce")]
+        among = trained.model.process_group.group_name
+        sent = [s for s in averages if s.phase == "backward" and s.group in ("", among)]
+        # With find_unused_parameters, DDP sums a map of the parameters that were used.
+        sent = [s for s in sent if s.dtype != "int32"]
+        trainable = [p for p in trained.module.parameters() if p.requires_grad]
+        wanted = {str(p.dtype).removeprefix("torch.") for p in trainable}
+        found, size = {s.dtype for s in sent}, sum(s.bytes for s in sent)
+        demand(
+            found == wanted, f"gradients were sent as {sorted(found)}, expected {sorted(wanted)}"
+        )
+        whole = sum(p.nbytes for p in trainable)
+        if "own_loop" in trained.launch.traits and size != whole:
+            whole *= trained.observed.micro_steps
+        demand(size == whole, f"{size} bytes of gradients were sent, expected {whole}")
+        return {"gradients_sent_as": "+".join(sorted(found)), "gradient_bytes_sent": size}

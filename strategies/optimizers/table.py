@@ -102,11 +102,8 @@ class Optimizer(Strategy):
 
     def evidence(self, trained: TrainingRun) -> dict[str, Any]:
         optimizer, wanted = trained.inner_optimizer, self.kind(trained.launch)
-        # A package may import the class from within.
-        place, _, kind = wanted.partition(":")
-        names = [(k.__module__.partition(".")[0], k.__name__) for k in type(optimizer).__mro__]
-        same = (place.partition(".")[0], kind) in names
-        demand(same, f"the optimizer is {'.'.join(names[0])}, expected {wanted}")
+        found = f"{type(optimizer).__module__}.{type(optimizer).__name__}"
+        demand(isinstance(optimizer, load(wanted)), f"the optimizer is {found}, expected {wanted}")
         states.agree(trained, **self.given(trained.settings, trained.launch))
         facts = {"class": type(optimizer).__name__, "steps": states.steps(trained)}
         if trained.launch.traits & {"swapped_weights", "host_optimizer"}:

@@ -7,9 +7,6 @@ import operator
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from rich.markup import escape
-from rich.padding import Padding
-
 from harness.report.data.compare import Comparison
 from harness.report.data.grid import Column, tabulate
 from harness.report.data.rows import Report
@@ -27,8 +24,17 @@ MOST_NOTES = 2
 """Notes on a group that are printed; report.md has all."""
 
 
+def escape(text: str) -> str:
+    """Return ``text`` for rich's markup. Only what prints imports rich."""
+    from rich import markup
+
+    return markup.escape(text)
+
+
 def render(report: Report, console: Console) -> None:
     """Print the report. Without a terminal, rich leaves out colours."""
+    from rich.padding import Padding
+
     told = content(report)
     console.print(f"[bold]{escape(told['title'])}[/bold]: {escape(told['summary'])}")
     for group in told["groups"]:
@@ -52,6 +58,8 @@ def render(report: Report, console: Console) -> None:
 
 
 def _group(group: dict[str, Any], console: Console) -> None:
+    from rich.padding import Padding
+
     console.print()
     if group["headline"]:
         console.print(escape(group["headline"]), style="bold", highlight=False)

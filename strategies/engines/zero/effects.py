@@ -20,6 +20,8 @@ PADDING = 0.02
 NEARLY = 0.95
 """Share from which gradients count as complete: an unused parameter may have none."""
 CPU_ADAM = "DeepSpeedCPUAdam"
+TYPES = {"fp16": "float16", "bfp16": "bfloat16", "bf16": "bfloat16", "fp32": "float32"}
+"""communication_data_type in DeepSpeed's spelling -> torch's."""
 
 
 @dataclass
@@ -76,7 +78,7 @@ def evidence(trained: TrainingRun) -> dict[str, Any]:
     seen = trained.observed
     if seen is not None and isinstance(seen.engine, Effects):
         facts |= _gathered(trained, seen.engine) if stage == 3 else {}
-        facts |= _gradients(trained, seen.engine)
+        facts |= _wire(trained) | _gradients(trained, seen.engine)
     facts |= _placed(trained)
     # One memory: a tensor's device shows nothing on a CPU, but swap files do.
     on_cpu = trained.accelerator.device.type == "cpu"
@@ -119,6 +121,19 @@ def _gathered(trained: TrainingRun, seen: Effects) -> dict[str, Any]:
     demand(seen.gathered > 0, "no module's weights were gathered")
     demand(seen.gathered <= most, f"{text}: stage 3 with these settings keeps at most {most}")
     return {"most_gathered_elements": seen.gathered}
+
+
+def _wire(trained: TrainingRun) -> dict[str, Any]:
+    """Return the type in which gradients were reduced, from the collectives of backward."""
+    if trained.launch.processes == 1 or not trained.observed.ran:
+        return {}
+    sent = [s for s in trained.observed.sent if s.phase == "backward" and "reduce" in s.collective]
+    found = sorted({s.dtype for s in sent})
+    asked = trained.engine.file.settings.get("communication_data_type")
+    stored = {str(p.dtype)[6:] for p in trained.module.parameters() if p.requires_grad}
+    wanted = [TYPES.get(asked, asked)] if asked else sorted(stored)
+    demand(found == wanted, f"gradients were sent as {found or 'nothing'}, expected {wanted}")
+    return {"gradients_sent_as": "+".join(found)}
 
 
 def _gradients(trained: TrainingRun, seen: Effects) -> dict[str, int]:
