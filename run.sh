@@ -304,6 +304,13 @@ if [ -z "${HEADROOM_PYTHON:-}" ]; then
     fi
 fi
 
+# Images often forbid bytecode. Then each process would compile torch's modules anew, half of what a
+# launch takes: in an environment of ours, it lies there and not beside the code.
+if [ -n "${PYTHONDONTWRITEBYTECODE:-}" ] && [ -z "${HEADROOM_PYTHON:-}" ] && [ -w "$venv" ]; then
+    unset PYTHONDONTWRITEBYTECODE
+    export PYTHONPYCACHEPREFIX=$venv/pycache
+fi
+
 search_here
 # What the harness starts imports nothing from its current folder either.
 export PYTHONSAFEPATH=1

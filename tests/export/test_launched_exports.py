@@ -52,7 +52,7 @@ ASKED = {
 """What is exported: a recipe and options of the command."""
 REFUSED = {"pp", "model_parallel"}
 """By name, as ``test_export_files`` holds."""
-OFTEN = {"single", "ddp", "zero2", "zero3_offload", "fsdp2", "hsdp"}
+OFTEN = {"single", "ddp", "zero2", "fsdp2"}
 """One of each engine, which run by default."""
 BATCH = 16
 LOOP = Path(one_start.__file__).with_name("own_loop.py")

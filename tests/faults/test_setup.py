@@ -50,7 +50,8 @@ case "$1 $2" in
     mkdir -p "$TORCH_EXTENSIONS_DIR"
     [ ! -e "$TORCH_EXTENSIONS_DIR/lock" ] || { echo "waits for a lock for ever" >&2; exit 1; }
     : > "$TORCH_EXTENSIONS_DIR/lock"; step probe "$venv"; rm "$TORCH_EXTENSIONS_DIR/lock"; exit ;;
-"-m harness") echo "runs with $TORCH_EXTENSIONS_DIR"; exit ;;
+"-m harness") echo "runs with $TORCH_EXTENSIONS_DIR"
+    echo "bytecode: $PYTHONDONTWRITEBYTECODE$PYTHONPYCACHEPREFIX"; exit ;;
 esac
 exec "%s" $safe "$@"
 """
@@ -194,6 +195,12 @@ def test_list_sets_up_nothing_where_a_python_has_its_packages(checkout):
     assert code == 0 and checkout.whole
     needs = "has jinja2, psutil, rich and PyYAML, which list needs; setting up"
     assert f"no Python on the PATH {needs}" in said
+
+
+def test_an_image_that_forbids_bytecode_gets_it_in_the_environment(checkout):
+    """Each launch would compile torch's modules anew."""
+    assert f"bytecode: {checkout.venv}/pycache\n" in checkout.run(PYTHONDONTWRITEBYTECODE="1")[1]
+    assert "bytecode: \n" in checkout.run()[1]
 
 
 @pytest.mark.parametrize(

@@ -183,10 +183,8 @@ def test_the_line_shown_is_a_plain_accelerate_launch():
     assert "CUDA_VISIBLE_DEVICES" not in on_gpu
 
 
-@pytest.mark.parametrize(
-    ("recipe", "kind"),
-    [("zero2", "DEEPSPEED"), pytest.param("ddp", "MULTI_CPU", marks=pytest.mark.thorough)],
-)
+@pytest.mark.thorough
+@pytest.mark.parametrize(("recipe", "kind"), [("zero2", "DEEPSPEED"), ("ddp", "MULTI_CPU")])
 def test_accelerate_starts_what_the_launch_file_says(tmp_path, recipe, kind):
     processes = 2
     spec = Spec(recipe=recipe, processes=processes)

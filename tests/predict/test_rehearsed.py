@@ -40,7 +40,8 @@ OFTEN = (
 OTHERS = tuple(name for name in COUNTED if name not in OFTEN)
 
 
-@pytest.mark.parametrize("names", [OFTEN, pytest.param(OTHERS, marks=pytest.mark.thorough)])
+@pytest.mark.thorough
+@pytest.mark.parametrize("names", [OFTEN, OTHERS])
 def test_a_prediction_is_what_torch_s_allocator_counted(names, tmp_path):
     rows = []
     for cards, recipe in map(str.split, names):

@@ -52,15 +52,15 @@ def test_a_model_that_ends_the_process_does_not_fit(tmp_path, capsys, place, cod
     assert "quits.py" in said.err and "fits" not in said.out + said.err
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("place", "code", "why"),
     [
         ("loss", "type(out) is torch.Tensor and os._exit(0)", "ended the process (exit code 0)"),
-        pytest.param(
+        (
             "loss",
             "out.requires_grad and out.register_hook(lambda g: os._exit(0))",
             "no result in phase",
-            marks=pytest.mark.thorough,
         ),
     ],
 )

@@ -213,6 +213,7 @@ def test_no_module_of_the_current_folder_is_imported(foreign, command):
     assert "Traceback" not in ended.stdout + ended.stderr
 
 
+@pytest.mark.thorough
 def test_a_script_without_arguments_starts_from_any_folder(tmp_path):
     """It imports what lies beside it, as Python does, and so do the processes that it starts."""
     place = tmp_path / "trainer"
