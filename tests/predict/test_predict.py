@@ -43,6 +43,25 @@ def test_pinned_blocks_are_powers_of_two(size, taken):
     assert pinned_block(size) == taken
 
 
+# sizes allocated in order -> (allocated, reserved), by hand from the rules in allocator.py
+BY_HAND = {
+    "one byte takes 512 of a 2 MiB segment": ([1], (512, 2 * MIB)),
+    "1 MiB is still small": ([MIB], (MIB, 2 * MIB)),
+    "two of 1 MiB share a segment": ([MIB, MIB], (2 * MIB, 2 * MIB)),
+    "above 1 MiB a 20 MiB segment": ([MIB + 1], (MIB + 512, 20 * MIB)),
+    "10 MiB has a segment of its own": ([10 * MIB], (10 * MIB, 10 * MIB)),
+    "large ones round up to 2 MiB, and keep the rest": ([21 * MIB], (22 * MIB, 22 * MIB)),
+    "a rest above 1 MiB is split off": ([18 * MIB // 2, 8 * MIB], (17 * MIB, 20 * MIB)),
+}
+
+
+@pytest.mark.parametrize("name", BY_HAND)
+def test_segments_by_hand(name):
+    sizes, expected = BY_HAND[name]
+    used = replay([(1, i, size) for i, size in enumerate(sizes)])
+    assert (used.allocated, used.reserved) == expected
+
+
 def test_expandable_segments_grow_by_what_is_missing():
     a = Allocator(expandable=True)
     held = a.allocate(30 * MIB)
