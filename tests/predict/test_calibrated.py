@@ -105,6 +105,14 @@ def test_processes_share_a_cpu_and_hide_nothing_behind_it():
     assert roofline.seconds([busy, sent], gpu, 2).communication == 0
 
 
+def test_streamed_copies_take_the_time_that_computation_does_not_hide():
+    gpu, copied = cards.find("A100-80GB"), work("streamed", bytes=10**9, phase="backward")
+    busy = work("product", flops=10**13, dtype="float32", phase="backward")
+    assert roofline.seconds([busy, copied], gpu, 1).offload == 0
+    alone = roofline.seconds([copied], gpu, 1).offload
+    assert alone == pytest.approx(10**9 / gpu.host_bandwidth, rel=0.01)
+
+
 def test_a_drive_is_as_fast_as_data_sheets_of_pcie_3_and_4_say():
     """A Samsung 970 EVO Plus reads 3.5 GB/s and writes 3.3, a 980 PRO 7 and 5."""
     seconds = one("nvme", on=rates.of_device(H200), bytes=7 * 10**9).offload
