@@ -114,6 +114,24 @@ TYPES = {"fp16": "float16", "bf16": "bfloat16"}
 """``kind`` of 16 bits -> torch's type."""
 
 
+LEAST_SAVING = 2
+"""A gradient is sent whole unless its two matrices are smaller by this factor."""
+
+
+def low_rank_bytes(parameters: Iterable[Any], rank: int) -> int:
+    """Return the bytes that a step sends of these parameters' gradients.
+
+    A gradient, as a matrix with its first dimension as rows, is sent as two matrices of ``rank``
+    columns, or whole if that saves little.
+    """
+    total = 0
+    for p in parameters:
+        rows, columns = p.shape[0], p.numel() // p.shape[0]
+        thin = (rows + columns) * min(rows, columns, rank)
+        total += p.element_size() * (thin if thin * LEAST_SAVING < p.numel() else p.numel())
+    return total
+
+
 class PowerSgd(Compression):
     """Hook that all-reduces each bucket as two low-rank matrices; the error is added to the next
     step."""
@@ -124,7 +142,7 @@ class PowerSgd(Compression):
             process_group=None,
             matrix_approximation_rank=rank,
             start_powerSGD_iter=DENSE_STEPS,
-            min_compression_rate=2,  # a gradient is sent whole unless its matrices are half of it
+            min_compression_rate=LEAST_SAVING,
         )
 
         def average(bucket: Any) -> Any:
@@ -192,9 +210,9 @@ class Compress(OnTheWire):
         demand(power is not None, "no low-rank hook is on DDP's all-reduce")
         taken = trained.optimizer_steps - trained.resumed_steps
         demand(taken > DENSE_STEPS, f"the first {DENSE_STEPS} steps are dense; take more --steps")
-        rank = power.matrix_approximation_rank
-        demand(rank == self.rank, f"the products have rank {rank}, expected {self.rank}")
-        demand(2 * sent < whole, f"{sent} of {whole} bytes were sent, expected less than a half")
+        free = [p for p in trained.module.parameters() if p.requires_grad]
+        least = low_rank_bytes(free, self.rank)
+        demand(sent == least, f"{sent} of {whole} bytes were sent, expected {least}")
         kept = any(bool(error.any()) for error in power.error_dict.values())
         demand(kept, "no rounding error is kept for the next step (error feedback)")
         return facts

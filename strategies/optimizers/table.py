@@ -79,7 +79,7 @@ class Optimizer(Strategy):
 
     @property
     def by_torchao(self) -> bool:
-        """Whether its step is torchao's, which is compiled on a GPU."""
+        """True if the step is torchao's, which is compiled on a GPU."""
         return self.entry.compiled or getattr(self, "lib", "") == "torchao"
 
     def requires(self, launch: RunContext) -> tuple[str, ...]:

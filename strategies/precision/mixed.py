@@ -110,9 +110,10 @@ class Bf16(Strategy):
         others = self.own_layers or traits & {"replaced_layers", "quantized_weights"}
         if "products" in facts and not others:
             least = len(trained.linears) * trained.observed.micro_steps
-            ran = facts["products"].get(self.half, 0)
-            text = f"{ran} matrix products ran in {self.half}, not {least}: {facts['products']}"
-            demand(ran >= least * (1 + (not traits & ONE_WAY)), text)
+            for phase in ("forward",) if traits & ONE_WAY else ("forward", "backward"):
+                ran = trained.observed.products(phase)
+                text = f"{ran[self.half]} matrix products of {phase} ran in {self.half}"
+                demand(ran[self.half] >= least, f"{text}, not {least}: {dict(ran)}")
         return facts
 
 
