@@ -12,8 +12,8 @@ from harness.cli import main
 def start() -> int:
     # Children import the harness, and nothing from their current folder, as run.sh has it.
     others = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    kept = [path for path in others if path and path != str(ROOT)]
-    os.environ |= {"PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join([str(ROOT), *kept])}
+    rest = [path for path in others if path and path != str(ROOT)]
+    os.environ |= {"PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join([str(ROOT), *rest])}
     return main()
 
 

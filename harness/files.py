@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from harness.json_files import BadFile, read_json, whole, write_json
+from harness.json_files import BadFile, atomic_file, read_json, write_json
 from strategies.base import BadInput
 
 MARK = ".headroom.json"
@@ -122,13 +122,13 @@ def write_texts(folder: Path, texts: Mapping[str, str], *, force: bool = False) 
         path = folder / name
         if path.parent != folder or path.is_dir():
             raise Taken(f"{path} is no file in {folder}; give another folder")
-        told = {_digest(text), made.get(glob.escape(name))}
+        ours = {_digest(text), made.get(glob.escape(name))}
         regular = path.is_file() and not path.is_symlink()
         found = hashlib.sha256(path.read_bytes()).hexdigest() if regular else ""
-        if os.path.lexists(path) and not force and found not in told:
+        if os.path.lexists(path) and not force and found not in ours:
             raise Taken(FOREIGN.format(path))
     for name, text in texts.items():
-        with whole(folder / name) as stream:
+        with atomic_file(folder / name) as stream:
             stream.write(text)
     written = {glob.escape(name): _digest(text) for name, text in texts.items()}
     write_json(folder / MARK, made | written, durable=False)
@@ -168,9 +168,9 @@ def _of_older_version(path: Path) -> bool:
         with path.open("rb") as file:
             return HEADS[path.suffix] in file.read(2000)
     for name, keys in SIGNED.items():
-        for beside in path.parent.glob(name):
+        for sibling in path.parent.glob(name):
             with contextlib.suppress(BadFile):
-                if read_json(beside, dict[str, Any]).keys() >= set(keys):
+                if read_json(sibling, dict[str, Any]).keys() >= set(keys):
                     return True
     return False
 

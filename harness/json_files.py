@@ -98,13 +98,13 @@ def _text(text: str) -> str:
 def write_json(path: Path, data: Any, *, durable: bool = True) -> None:
     """Write ``data`` as JSON to ``path``, atomically; ``durable`` survives a power cut."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with whole(path, durable=durable) as stream:
+    with atomic_file(path, durable=durable) as stream:
         json.dump(data, stream, indent=1, default=plain)
         stream.write("\n")
 
 
 @contextlib.contextmanager
-def whole(path: Path, *, durable: bool = False) -> Iterator[IO[str]]:
+def atomic_file(path: Path, *, durable: bool = False) -> Iterator[IO[str]]:
     """Open a temporary text file that replaces ``path``, or a link there, at the end."""
     temporary = path.with_name(f".{path.name[:200]}.{secrets.token_hex(4)}")
     # tempfile creates files with mode 0600, but the user's umask should decide.

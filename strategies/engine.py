@@ -395,7 +395,7 @@ class RunContext:
     @property
     def layout(self) -> Layout:
         """Layout of the ranks by the engine and the recipe's sequence and tensor parallelism."""
-        return self.engine.layout(self.processes).cut(self.sequence, self.tensor)
+        return self.engine.layout(self.processes).divided(self.sequence, self.tensor)
 
 
 class NoOptimizer:

@@ -133,7 +133,7 @@ class Layout:
         """Return the index of the part of its samples that ``rank`` works on, of ``sequence``."""
         return rank // self.tensor % self.sequence
 
-    def cut(self, sequence: int = 1, tensor: int = 1) -> Layout:
+    def divided(self, sequence: int = 1, tensor: int = 1) -> Layout:
         """Return a layout in which groups of ``sequence`` ranks split the same samples, and groups
         of ``tensor`` neighbors the same weights; unchanged if the ranks do not divide so."""
         name = "shard" if self.shard > 1 else "replicate"

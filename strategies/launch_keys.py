@@ -91,7 +91,7 @@ def _check_groups(config: Mapping[str, Any], processes: int | None, faults: list
     zero = config.get("zero_optimization")
     if not isinstance(zero, dict) or zero.get("stage") != 3 or not processes:
         return
-    size = int(as_number(zero.get("zero_hpz_partition_size", 1), whole=True) or 1)
+    size = int(as_number(zero.get("zero_hpz_partition_size", 1), integer=True) or 1)
     if size > 0 and processes % min(size, processes):
         faults.append(
             f"zero_optimization.zero_hpz_partition_size is {size}, which does not divide "
@@ -137,7 +137,7 @@ def wrong(value: Any, field: Mapping[str, Any]) -> str:
         near = ", ".join(map(str, known))
         return "" if not isinstance(value, (list, dict)) and value in known else f"one of {near}"
     if kind in ("int", "float"):
-        number = as_number(value, whole=kind == "int")
+        number = as_number(value, integer=kind == "int")
         if number is None:
             return "give a whole number" if kind == "int" else "give a number"
         for name, (holds, words) in BOUNDS.items():
@@ -156,7 +156,7 @@ def truth(value: Any) -> bool | None:
     return None
 
 
-def as_number(value: Any, *, whole: bool) -> int | float | None:
+def as_number(value: Any, *, integer: bool) -> int | float | None:
     """Return a value as a number, also of digits in quotes; None if it is none."""
     try:
         if isinstance(value, bool) or not isinstance(value, (int, float, str)):
@@ -164,9 +164,9 @@ def as_number(value: Any, *, whole: bool) -> int | float | None:
         number = float(value)
     except (ValueError, OverflowError):
         return None
-    if math.isnan(number) or (whole and not number.is_integer()):
+    if math.isnan(number) or (integer and not number.is_integer()):
         return None
-    return int(number) if whole else number
+    return int(number) if integer else number
 
 
 def enabled(config: Mapping[str, Any], name: str) -> bool:
@@ -179,14 +179,14 @@ def _check_rules(config: Mapping[str, Any], faults: list[str]) -> None:
     """Check what DeepSpeed asserts of several keys (0.19.8, runtime/config.py)."""
     zero = config.get("zero_optimization")
     zero = zero if isinstance(zero, dict) else {}
-    stage = as_number(zero.get("stage", 0), whole=True)
+    stage = as_number(zero.get("stage", 0), integer=True)
     half = {name for name in ("bf16", "fp16") if enabled(config, name)}
     half |= {"bf16"} if enabled(config, "bfloat16") else set()
     if len(half) > 1:
         faults.append("bf16 and fp16 are both on; keep one of them")
     offload = zero.get("offload_optimizer")
     offload = offload if isinstance(offload, dict) else {}
-    ratio = as_number(offload.get("ratio", 1), whole=False)
+    ratio = as_number(offload.get("ratio", 1), integer=False)
     if ratio is not None and ratio < 1 and stage != 3:
         faults.append(f"offload_optimizer.ratio is {ratio:g}: only stage 3 offloads a part")
     for block, key in (("bf16", "bf16_master_weights_and_grads"), ("bf16", "bf16_optimizer_states"),
@@ -212,29 +212,29 @@ BATCH = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumul
 
 def batch_of(config: Mapping[str, Any]) -> tuple[int | None, int | None, int | None]:
     """Return the whole batch, the micro batch and the accumulation that are numbers in the JSON."""
-    numbers = (as_number(config.get(name), whole=True) for name in BATCH)
-    whole, micro, steps = (None if one is None else int(one) for one in numbers)
-    return whole, micro, steps
+    numbers = (as_number(config.get(name), integer=True) for name in BATCH)
+    global_batch, micro, steps = (None if one is None else int(one) for one in numbers)
+    return global_batch, micro, steps
 
 
 def _check_batch(config: Mapping[str, Any], processes: int | None, faults: list[str]) -> None:
     for name in BATCH:
         value = config.get(name, AUTO)
-        number = as_number(value, whole=True)
+        number = as_number(value, integer=True)
         if value != AUTO and (number is None or number < 1):
             faults.append(f"{name} is {value!r:.60}; give a whole number from 1")
             return
-    whole, micro, steps = batch_of(config)
-    if whole is None:
+    global_batch, micro, steps = batch_of(config)
+    if global_batch is None:
         return
     given = [n for n in (micro, steps) if n is not None]
     parts = [*given, *([processes] if processes else [])]
     product = functools.reduce(int.__mul__, parts, 1)
     exact = processes and len(given) == 2
-    if (exact and whole != product) or whole % product:
+    if (exact and global_batch != product) or global_batch % product:
         words = " x ".join(map(str, parts))
         faults.append(
-            f"train_batch_size is {whole}, which is not {words}"
+            f"train_batch_size is {global_batch}, which is not {words}"
             f" (micro batch x accumulation x processes); make it {product}, or leave it out"
         )
 
@@ -261,7 +261,7 @@ def check_accelerate(content: Mapping[str, Any]) -> Checked:
         found.faults.append("distributed_type is missing; name one, such as MULTI_GPU")
     for key in ("num_processes", "num_machines", "machine_rank", "main_process_port"):
         value = content.get(key)
-        if value is not None and as_number(value, whole=True) is None:
+        if value is not None and as_number(value, integer=True) is None:
             found.faults.append(f"{key} is {value!r:.60}; give a whole number")
     for block, fields in known["blocks"].items():
         if isinstance(content.get(block), dict):
@@ -293,7 +293,7 @@ def _check_block(
     counts = ("zero_stage", "gradient_accumulation_steps")
     for name, value in given.items():
         counted = name in counts or str(name).endswith("_size")
-        if counted and value not in (None, AUTO) and as_number(value, whole=True) is None:
+        if counted and value not in (None, AUTO) and as_number(value, integer=True) is None:
             found.faults.append(f"{block}.{name} is {value!r:.60}; give a whole number")
 
 
@@ -320,7 +320,7 @@ def _check_fsdp(content: Mapping[str, Any], faults: list[str]) -> None:
     if not isinstance(block, dict) or content.get("distributed_type") != "FSDP":
         return
     own = {keyed("fsdp_config", str(name)): value for name, value in block.items()}
-    version = as_number(own.get("fsdp_version", 1), whole=True)
+    version = as_number(own.get("fsdp_version", 1), integer=True)
     if version not in (1, 2):
         faults.append(f"fsdp_config.fsdp_version is {own['fsdp_version']!r:.60}; give 1 or 2")
     if truth(own.get("fsdp_activation_checkpointing_offload")):

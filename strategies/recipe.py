@@ -75,7 +75,7 @@ class Recipe:
     def shares(self, device: str, ranks: int) -> int:
         """Return the number of shares of a global batch on ``ranks`` ranks, at least 1."""
         engine = self.sharding.engine(device).chosen(self.sharding.choices)
-        layout = engine.layout(ranks).cut(self.sequence, self.tensor)
+        layout = engine.layout(ranks).divided(self.sequence, self.tensor)
         return max(1, layout.data)
 
     @property

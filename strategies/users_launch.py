@@ -52,10 +52,10 @@ def read(path: Path, processes: int | None = None) -> tuple[LaunchFile, list[str
     if "zero_optimization" in content:
         content, config = {"distributed_type": ZERO, BLOCK: {BESIDE: str(path)}}, content
     elif isinstance(content.get(BLOCK), dict) and content[BLOCK].get(BESIDE):
-        config = _beside(path, content[BLOCK][BESIDE])
-    count = as_number(content.get("num_processes"), whole=True)
+        config = _deepspeed_json(path, content[BLOCK][BESIDE])
+    count = as_number(content.get("num_processes"), integer=True)
     sure = processes or (int(count) if count and count > 0 else None)
-    return of(path, content, config, sure), checks(content, config, sure).passed
+    return launch_file_of(path, content, config, sure), checks(content, config, sure).passed
 
 
 def _data(path: Path) -> dict[str, Any]:
@@ -69,7 +69,7 @@ def _data(path: Path) -> dict[str, Any]:
     return data
 
 
-def _beside(path: Path, name: Any) -> dict[str, Any]:
+def _deepspeed_json(path: Path, name: Any) -> dict[str, Any]:
     """Return the DeepSpeed JSON that a file names, relative to it or to the current folder."""
     for place in (path.parent / str(name), Path(str(name))):
         if place.is_file():
@@ -77,7 +77,7 @@ def _beside(path: Path, name: Any) -> dict[str, Any]:
     raise LaunchFileError(f"{path}: {BESIDE} is {name!s:.80}, which is not there; give its path")
 
 
-def of(
+def launch_file_of(
     path: Path,
     content: Mapping[str, Any],
     config: Mapping[str, Any] | None,
@@ -133,7 +133,7 @@ def fsdp_of(content: Mapping[str, Any]) -> dict[str, Any]:
     for name in (f"fsdp_{one}" for one in truths):
         if isinstance(found.get(name), str) and truth(found[name]) is not None:
             found[name] = truth(found[name])
-    if (version := as_number(found.get("fsdp_version"), whole=True)) is not None:
+    if (version := as_number(found.get("fsdp_version"), integer=True)) is not None:
         found["fsdp_version"] = version
     return found
 
@@ -189,7 +189,7 @@ def _plain(given: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any
         elif kind == "bool":
             found[name] = truth(value)
         elif kind in ("int", "float"):
-            found[name] = as_number(value, whole=kind == "int")
+            found[name] = as_number(value, integer=kind == "int")
         else:
             found[name] = value
     return found
@@ -198,12 +198,12 @@ def _plain(given: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any
 def _of_keys(content: Mapping[str, Any]) -> dict[str, Any]:
     """Return the JSON that accelerate makes without one (``DeepSpeedPlugin``, 1.15)."""
     own = content.get(BLOCK) or {}
-    zero: dict[str, Any] = {"stage": as_number(own.get("zero_stage", USUAL_STAGE), whole=True)}
+    zero: dict[str, Any] = {"stage": as_number(own.get("zero_stage", USUAL_STAGE), integer=True)}
     for name in OFFLOADS:
         device = str(own.get(f"{name}_device") or "none").lower()
         path = own.get(f"{name}_nvme_path")
         zero[name] = {"device": device, **({"nvme_path": path} if device == "nvme" else {})}
-    steps = as_number(own.get(BATCH[2], AUTO), whole=True)
+    steps = as_number(own.get(BATCH[2], AUTO), integer=True)
     return {BATCH[2]: AUTO if steps is None else steps, "zero_optimization": zero}
 
 

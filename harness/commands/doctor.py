@@ -92,8 +92,8 @@ def _facts(machine: Machine) -> list[tuple[str, str]]:
     if machine.blind:
         cards.append(f"torch sees none: {machine.blind}")
     device = machine.gpus[0].name if machine.gpus else "cpu"
-    told = gpus.rows(gpus.smi("--query-gpu=driver_version"), 1) if cards else []
-    driver = told[0][0] if told and told[0][0] else "of unknown version"
+    lines = gpus.rows(gpus.smi("--query-gpu=driver_version"), 1) if cards else []
+    driver = lines[0][0] if lines and lines[0][0] else "of unknown version"
     cuda = (probe.get("torch") or {}).get("cuda")
     faults = "; ".join(f"{k}: {v}" for k, v in probe.get("errors", {}).items())
     return [

@@ -63,8 +63,8 @@ def lint_files(options: argparse.Namespace) -> int:
     console.print(f"{options.model} in {options.precision} on {devices} devices", highlight=False)
     rows = []
     for path, of_file in wastes.items():
-        told = [*(() if path.parent == FOLDER else passed[path]), *of_file]
-        lines = [f"[yellow]--[/yellow]  {escape(f'{path.name}: {finding}')}" for finding in told]
+        shown = [*(() if path.parent == FOLDER else passed[path]), *of_file]
+        lines = [f"[yellow]--[/yellow]  {escape(f'{path.name}: {finding}')}" for finding in shown]
         for line in lines or [f"[green]ok[/green]  {escape(path.name)}"]:
             console.print(line, highlight=False, soft_wrap=True)
         found = [*map(dataclasses.asdict, of_file)]

@@ -104,8 +104,8 @@ def print_one(name: str, console: Console) -> None:
         text = f"{absent} is no strategy here: {ABSENT[absent]}"
     elif name in ENDED:
         text = f"{name} is not here: {ENDED[name]}"
-    elif known not in CATALOG and (told := related(name)):
-        text = f"model {name} is not here: {told}"
+    elif known not in CATALOG and (others := related(name)):
+        text = f"model {name} is not here: {others}"
     if text:
         console.print(text, markup=False)
         return

@@ -262,9 +262,9 @@ class Progress(LiveLine):
     def rest_seconds(self) -> float | None:
         if not self.spent:  # from the timed steps
             begun, first = self.measuring or (0.0, 0)
-            step, of = self.last.get("step") or 0, self.last.get("of") or 0
+            step, total = self.last.get("step") or 0, self.last.get("of") or 0
             timed = self.last.get("phase") == "measure" and step > first and len(self.recipes) == 1
-            return (of - step) * (self.now() - begun) / (step - first) if timed else None
+            return (total - step) * (self.now() - begun) / (step - first) if timed else None
         mean, spent = statistics.fmean(self.spent), self.seconds
         return max(0.0, mean - spent) + mean * sum(self.to_run[self.done + 1 :])
 
@@ -290,9 +290,9 @@ class Progress(LiveLine):
         return f"[{self.done + 1}/{len(self.recipes)}]"
 
     def _where(self) -> str:
-        step, of = (self.last.get(key) for key in ("step", "of"))
+        step, total = (self.last.get(key) for key in ("step", "of"))
         loss = self.last.get("loss")
-        words = phase_words(self.last) + (f" {step}/{of}" if of else "")
+        words = phase_words(self.last) + (f" {step}/{total}" if total else "")
         return words + (f"  loss {loss:.4f}" if loss is not None else "")
 
 
@@ -306,9 +306,9 @@ def summary(result: Result) -> str:
 
 
 def clock(seconds: float) -> str:
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60:02d} s"
-    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+    rounded = round(seconds)
+    if rounded < 60:
+        return f"{rounded} s"
+    if rounded < 3600:
+        return f"{rounded // 60} min {rounded % 60:02d} s"
+    return f"{rounded // 3600} h {rounded % 3600 // 60:02d} min"

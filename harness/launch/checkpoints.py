@@ -146,8 +146,8 @@ def claims(path: Path) -> dict[str, str]:
 
 
 def _signature(key: bytes, digests: Mapping[str, str]) -> str:
-    told = json.dumps(digests, sort_keys=True).encode()
-    return hmac.new(key, told, hashlib.sha256).hexdigest()
+    content = json.dumps(digests, sort_keys=True).encode()
+    return hmac.new(key, content, hashlib.sha256).hexdigest()
 
 
 def _digests(path: Path) -> dict[str, str]:
@@ -176,7 +176,7 @@ def _key(make: bool = True) -> bytes:
                 file.flush()
                 with contextlib.suppress(FileExistsError):
                     os.link(file.name, path)
-        told = path.stat()
-        if told.st_uid == os.getuid() and not told.st_mode & 0o077:
+        status = path.stat()
+        if status.st_uid == os.getuid() and not status.st_mode & 0o077:
             return path.read_bytes()
     return b""

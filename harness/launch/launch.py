@@ -128,9 +128,9 @@ def _ticker(folder: Path, on_status: OnStatus) -> Callable[[int], None]:
             return
         last, statuses = time.monotonic(), rank_files(folder, "status")
         phase, step = outcome.where(outcome.Facts(statuses=statuses))
-        of = [s.get("of") or 0 for s in statuses if s.get("phase") == phase]
+        totals = [s.get("of") or 0 for s in statuses if s.get("phase") == phase]
         loss = next((s["loss"] for s in statuses if s.get("loss") is not None), None)
-        on_status({"phase": phase, "step": step, "of": max(of, default=0), "loss": loss})
+        on_status({"phase": phase, "step": step, "of": max(totals, default=0), "loss": loss})
 
     return tick
 

@@ -202,8 +202,8 @@ def classify(facts: Facts) -> Outcome:
         reason = f"not finished after {limit}: stopped in {at}"
         if facts.processes > 1:
             waits = group_seconds(facts.timeout_seconds)
-            of = f" of {waits:g} s" if waits else ""
-            reason += f"; this deadline came before the process groups' timeout{of}"
+            waited = f" of {waits:g} s" if waits else ""
+            reason += f"; this deadline came before the process groups' timeout{waited}"
         return Outcome(Status.TIMEOUT, reason, "give a longer --timeout, or fewer --steps")
     if causes:
         text, hint = headline(causes[0]), " ".join(str(causes[0].get("hint", "")).split())

@@ -57,7 +57,7 @@ def predicted_and_measured(
     step, traced = prediction.steady, rank[0].categories if rank else None
     # What libraries take from torch's allocator, which no trace sees.
     gpu = rates.of_environment(first.environment, found)
-    beside = overhead.libraries(gpu) if first.meter == "cuda" else 0
+    library_bytes = overhead.libraries(gpu) if first.meter == "cuda" else 0
     hosted = prediction.host_steady
     return PredictedAndMeasured(
         method=prediction.method,
@@ -66,9 +66,9 @@ def predicted_and_measured(
         step_measured=traced.total if traced else None,
         hosted_predicted=hosted.bytes or None if hosted else None,
         hosted_measured=derive.hosted_bytes(rank),
-        run_predicted=_plus(prediction.bytes, beside),
+        run_predicted=_plus(prediction.bytes, library_bytes),
         run_measured=derive.highest(first.ranks, "allocated"),
-        reserved_predicted=_plus(reserved_bytes(prediction, first), beside),
+        reserved_predicted=_plus(reserved_bytes(prediction, first), library_bytes),
         reserved_measured=derive.highest(first.ranks, "reserved"),
     )
 

@@ -32,30 +32,30 @@ def needs(
     ``more``: bytes of libraries and the CUDA context."""
     if found.between is None or not resolved.spec.phases:
         return {STEP: step}
-    told: dict[str, Need] = {}
+    needed: dict[str, Need] = {}
     for phase, ways in planned(resolved.spec.phases).items():
         if phase == "load":
-            told[phase] = _load(resolved, card, ways, more)
+            needed[phase] = _load(resolved, card, ways, more)
         elif phase == "encode":
             # Alone, beside the weights that the training keeps, or beside all tensors that live
             # between two steps.
-            one, kept, where = found.asides[phase], 0, "alone"
+            one, resident, where = found.asides[phase], 0, "alone"
             if "step" in ways:
-                kept, where = found.between, "in the step"
+                resident, where = found.between, "in the step"
             elif "loaded" in ways:
-                kept, where = found.steady.categories.get("parameters", 0), "beside the model"
-            told[phase] = _beside(one, kept, card, more, f"{one.what} {where}")
+                resident, where = found.steady.categories.get("parameters", 0), "beside the model"
+            needed[phase] = _together(one, resident, card, more, f"{one.what} {where}")
         else:
             # The VAE's decoding, or the denoising pass without gradients; both run beside all
             # tensors that live between two steps.
             one, what = found.asides["validate"], "denoising without gradients"
-            told[phase] = _beside(one, found.between, card, more, one.what)
+            needed[phase] = _together(one, found.between, card, more, one.what)
             if found.denoising is not None:
                 still = Aside(weights=one.weights, allocated=0, reserved=0, what=what)
-                pass_ = _beside(still, found.denoising, card, more, what)
-                told[phase] = max(told[phase], pass_)
-    before = {name: told[name] for name in ("load", "encode") if name in told}
-    return before | {STEP: step} | {name: one for name, one in told.items() if name not in before}
+                pass_ = _together(still, found.denoising, card, more, what)
+                needed[phase] = max(needed[phase], pass_)
+    before = {name: needed[name] for name in ("load", "encode") if name in needed}
+    return before | {STEP: step} | {name: one for name, one in needed.items() if name not in before}
 
 
 def _load(resolved: Resolved, card: Card, ways: tuple[str, ...], more: int) -> Need:
@@ -82,6 +82,6 @@ def _load(resolved: Resolved, card: Card, ways: tuple[str, ...], more: int) -> N
     return Need(gpu, gpu, host, what)
 
 
-def _beside(one: Aside, kept: int, card: Card, more: int, what: str) -> Need:
-    there = kept + max(one.weights, card.beside) + more
+def _together(one: Aside, resident: int, card: Card, more: int, what: str) -> Need:
+    there = resident + max(one.weights, card.beside) + more
     return Need(there + one.reserved, there + one.allocated, None, what)

@@ -82,8 +82,8 @@ def _launch(file: LaunchFile) -> str:
     if not file.own:
         return _hash([file.content, file.settings])[:6]
     content = launch_file(file.path).content
-    beside = (content.get("deepspeed_config") or {}).get("deepspeed_config_file")
-    facts = [content, json.loads(text_of(file.path.parent.parent / beside)) if beside else None]
+    named = (content.get("deepspeed_config") or {}).get("deepspeed_config_file")
+    facts = [content, json.loads(text_of(file.path.parent.parent / named)) if named else None]
     return _hash(facts)[:6]
 
 
@@ -179,5 +179,5 @@ def _lines(path: Path) -> Mapping[str, str]:
 
 
 def _tell_unreadable(path: Path, error: Exception) -> None:
-    told = f"note: {path.name} is unreadable ({error!s:.80}); it counts as missing"
-    print(told, file=sys.stderr)
+    text = f"note: {path.name} is unreadable ({error!s:.80}); it counts as missing"
+    print(text, file=sys.stderr)

@@ -60,7 +60,7 @@ def predict(resolved: Resolved, kind: str = USUAL, rank: int = 0) -> Prediction:
         return with_asides(resolved, kind, simulate.simulate(resolved, kind, rank))
     except Exception as error:  # any library may stumble over tensors without storage
         traceback.print_exc()
-        return none(resolved, **_told(resolved.recipe.strategies, error))
+        return none(resolved, **_failure(resolved.recipe.strategies, error))
 
 
 def _untraced(resolved: Resolved) -> str:
@@ -78,7 +78,7 @@ def with_asides(row: Resolved, kind: str, found: Prediction) -> Prediction:
     return dataclasses.replace(found, asides=phases.of(row, kind))
 
 
-def _told(parts: Sequence[Strategy], error: Exception) -> dict[str, str]:
+def _failure(parts: Sequence[Strategy], error: Exception) -> dict[str, str]:
     """Return the reason for a missing trace, and the exception.
     Bad input and ``NoTrace`` have messages of their own; other errors get the known limits of
     ``parts``."""
@@ -157,7 +157,7 @@ def _or_none(row: Resolved, parts: Sequence[Strategy], act: Callable[..., Any], 
         return act(row, *given)
     except Exception as error:
         traceback.print_exc()
-        return none(row, **_told(parts, error))
+        return none(row, **_failure(parts, error))
 
 
 def _joined(row: Resolved, ended: Sequence[Any]) -> Prediction:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness.json_files import whole
+from harness.json_files import atomic_file
 from harness.prediction import read_predictions
 from harness.report.data.compare import Comparison, compare
 from harness.report.data.grouping import build, of_usable
@@ -82,7 +82,7 @@ def write_report(
     paths = []
     for path, text in ((folder / name, text) for name, text in texts.items()):
         try:
-            with whole(path) as stream:
+            with atomic_file(path) as stream:
                 stream.write(text)
             paths.append(path)
         except OSError as error:

@@ -111,13 +111,13 @@ def roofline(breakdown: MemoryBreakdown) -> str:
     corner += [(ridge, breakdown.peak_flops), (high, breakdown.peak_flops)]
     path = polyline([(x(a), y(b)) for a, b in corner])
     parts.append(element("path", d=path, class_="roof"))
-    whole = sum(c.seconds for c in costs)
+    all_seconds = sum(c.seconds for c in costs)
     spots = [(x(a), y(b)) for a, b in places]
-    radii = [3 + 16 * math.sqrt(c.seconds / whole) for c in costs]
+    radii = [3 + 16 * math.sqrt(c.seconds / all_seconds) for c in costs]
     names, frame = [short_op(c.op) for c in costs], (x.start, y.end, x.end, y.start)
     labels = place_labels(spots, radii, names, frame)
     for cost, (cx, cy), radius, name, label in zip(costs, spots, radii, names, labels, strict=True):
-        share = f"{cost.calls} calls, {100 * cost.seconds / whole:.0f} %"
+        share = f"{cost.calls} calls, {100 * cost.seconds / all_seconds:.0f} %"
         tip = element("title", f"{cost.op} ({cost.phase}): {share}")
         fill = dict(PHASE_KEYS).get(cost.phase, COLOURS[6])
         parts.append(element("circle", tip, cx=cx, cy=cy, r=radius, class_="op", fill=fill))
@@ -164,9 +164,9 @@ def write(breakdown: MemoryBreakdown, folder: Path) -> list[Path]:
     """
     path = folder / "result.json"
     results = [load(path)] if path.exists() else []
-    told = section(breakdown)
+    anatomy = section(breakdown)
     html = of_usable(results, [], SuiteHead(name=breakdown.recipe), {},
-                     lambda report: pages.render_html(report, told))  # fmt: skip
+                     lambda report: pages.render_html(report, anatomy))  # fmt: skip
     (folder / "anatomy.html").write_text(html, encoding="utf-8")
     return [folder / "anatomy.html"]
 
@@ -240,10 +240,10 @@ def _ceilings(p: MemoryBreakdown) -> str:
 
 
 def _op_rows(p: MemoryBreakdown) -> list[tuple[OpCost, float, float]]:
-    whole = sum(c.seconds for c in p.ops) or 1.0
+    all_seconds = sum(c.seconds for c in p.ops) or 1.0
     rows = []
     for cost in p.ops[:ROWS]:
         roof = attainable(intensity(cost), p.peak_flops, p.bandwidth)
         reached = cost.flops / cost.seconds / roof if cost.seconds and roof else 0.0
-        rows.append((cost, cost.seconds / whole, reached))
+        rows.append((cost, cost.seconds / all_seconds, reached))
     return rows

@@ -161,17 +161,17 @@ def row_of(
     Raises:
         BadInput: an unknown launch file or strategy.
     """
-    whole = parse(recipe, ema=False)
-    parts, refusal = parts_of(whole)
-    if whole.alone(fields["device"]):
+    asked = parse(recipe, ema=False)
+    parts, refusal = parts_of(asked)
+    if asked.alone(fields["device"]):
         fields["processes"] = 1
     spec = Spec(
-        recipe=whole.text, model=script.text, data=DATA, objective="own", ema=0.0, global_batch=1,
+        recipe=asked.text, model=script.text, data=DATA, objective="own", ema=0.0, global_batch=1,
         **fields,
     )  # fmt: skip
     spec.check()
     model = ScriptModel(model=script.text, data=DataFacts(1, 1, 1, 1), script=script)
-    own = Recipe(tuple(parts), whole.text)
+    own = Recipe(tuple(parts), asked.text)
     launch = own.launch(spec.device, spec.processes, model)
     # Nothing is known of the products of a script's step.
     traits = launch.traits | {"other_products", "own_loop"}

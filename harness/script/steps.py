@@ -249,21 +249,21 @@ class Bench:
         """Return remarks for the reader of the row."""
         skipped = (f"{name} was left out {n} times" for name, n in self.watch.skipped.items())
         way_out = {REPLACED: "; delete the script's list of them after prepare"}
-        beside = (
+        census = (
             f"beside the trained model: {name}, {size / 2**20:.0f} MiB{way_out.get(name, '')}"
             for name, size in self.census.by_owner.items()
             if size >= 2**20
         )
-        notes = [*self.watch.notes, *skipped, *beside]
+        notes = [*self.watch.notes, *skipped, *census]
         timed = dict(enumerate(self.log.seconds[self.log.timed_from :], self.log.timed_from))
         within = [seconds for index, seconds in timed.items() if index in self.validated]
         others = [seconds for index, seconds in timed.items() if index not in self.validated]
         if within:
-            told = f"{1e3 * statistics.median(within):.0f} ms"
-            told += f" against {1e3 * statistics.median(others):.0f} ms" if others else ""
+            text = f"{1e3 * statistics.median(within):.0f} ms"
+            text += f" against {1e3 * statistics.median(others):.0f} ms" if others else ""
             notes.append(
                 f"the model also ran without gradients inside {len(within)} of {len(timed)} timed "
-                f"steps ({told}), as a validation does; leave it out, or make it rarer than the "
+                f"steps ({text}), as a validation does; leave it out, or make it rarer than the "
                 "steps"
             )
         return notes

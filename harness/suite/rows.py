@@ -80,7 +80,7 @@ def identity(resolved: Resolved, machine: Machine) -> str:
     facts += [resolved.subject.identity, version("diffusers")]
     facts += _file(spec.weights)
     facts += [
-        told for part in resolved.recipe.strategies for n in part.reads() for told in _file(n)
+        fact for part in resolved.recipe.strategies for n in part.reads() for fact in _file(n)
     ]
     facts.append(sorted((k, v) for k, v in os.environ.items() if k.startswith(DECISIVE)))
     devices = [platform.machine(), kernel.cpu_name(), machine.cores]

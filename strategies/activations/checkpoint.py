@@ -84,8 +84,8 @@ class Checkpoint(Strategy):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        whole = (self.every, self.keep, self.share) == (1, "segments", 1)
-        if self.part != "block" and not whole:
+        plain = (self.every, self.keep, self.share) == (1, "segments", 1)
+        if self.part != "block" and not plain:
             raise ValueError(f"part={self.part} keeps the rest of each block; leave all else out")
         if self.every != "sqrt" and not (isinstance(self.every, int) and self.every >= 1):
             raise ValueError(f"every is {self.every!r}; a number of blocks from 1, or sqrt")
@@ -196,6 +196,6 @@ class Checkpoint(Strategy):
             return facts  # blocks are not counted inside a graph: kept bytes show the effect
         forwards = runner.blocks_run / trained.micro_steps
         demand(forwards > depth, f"{forwards:.2f} of {depth} blocks ran forward: none ran again")
-        kept = self.keep != "products" or runner.products > 0
-        demand(kept, "no output of a matrix product is kept")
+        as_asked = self.keep != "products" or runner.products > 0
+        demand(as_asked, "no output of a matrix product is kept")
         return {**facts, "block_forwards": forwards / depth}

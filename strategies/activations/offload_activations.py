@@ -73,22 +73,22 @@ class Host(MeasuredBlocks):
         with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
             return self.inner(blocks, *given, **named)
 
-    def pack(self, kept: Any) -> Any:
+    def pack(self, saved: Any) -> Any:
         """Copy a saved tensor to host memory and return its index; weights stay where they are."""
         import torch
 
-        if kept.device.type == "cpu" != self.device:
-            return kept  # an operator may save a tensor that is in host memory already
+        if saved.device.type == "cpu" != self.device:
+            return saved  # an operator may save a tensor that is in host memory already
         if self.weighing:
-            self.weigh(kept)
-        if is_weight(kept) or kept.nbytes < LEAST_BYTES:
-            return kept
-        host = torch.empty_like(kept, device="cpu", pin_memory=kept.is_cuda)
-        self.host_copy.copy(kept, host)
-        self.stays.append(Offloaded(host, kept.device))
+            self.weigh(saved)
+        if is_weight(saved) or saved.nbytes < LEAST_BYTES:
+            return saved
+        host = torch.empty_like(saved, device="cpu", pin_memory=saved.is_cuda)
+        self.host_copy.copy(saved, host)
+        self.stays.append(Offloaded(host, saved.device))
         self.moved["out"] += 1
-        self.moved["out_bytes"] += kept.nbytes
-        self.moved["pinned"] += kept.is_cuda and host.is_pinned()
+        self.moved["out_bytes"] += saved.nbytes
+        self.moved["pinned"] += saved.is_cuda and host.is_pinned()
         return len(self.stays) - 1, self.stays
 
     def unpack(self, packed: Any) -> Any:

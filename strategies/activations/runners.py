@@ -95,7 +95,7 @@ class MeasuredBlocks:
         size = sum(leaf.nbytes for leaf in leaves if isinstance(leaf, torch.Tensor))
         self.calls.append(([*blocks], size))
         weigh = torch.compiler.disable(self.weigh)  # a compiled block would trace it
-        hooks = torch.autograd.graph.saved_tensors_hooks(weigh, lambda kept: kept)
+        hooks = torch.autograd.graph.saved_tensors_hooks(weigh, lambda saved: saved)
         self.weighing = True
         with contextlib.nullcontext() if self.within else hooks:
             out = self.run(blocks, *given, **named)
@@ -111,23 +111,23 @@ class MeasuredBlocks:
         """Run the blocks, with gradients."""
         return self.inner(blocks, *given, **named)
 
-    def weigh(self, kept: Any) -> Any:
+    def weigh(self, saved: Any) -> Any:
         """Count a tensor that autograd saves; also for a runner inside this one."""
-        storage = kept.untyped_storage()
-        known = self._seen.get(kept.data_ptr(), lambda: None)() is not None
-        if not (self.passing or known or is_weight(kept)):
-            self._seen[kept.data_ptr()] = weakref.ref(storage)
-            self.kept_bytes += kept.nbytes
+        storage = saved.untyped_storage()
+        known = self._seen.get(saved.data_ptr(), lambda: None)() is not None
+        if not (self.passing or known or is_weight(saved)):
+            self._seen[saved.data_ptr()] = weakref.ref(storage)
+            self.kept_bytes += saved.nbytes
         if isinstance(self.inner, MeasuredBlocks):
-            self.inner.weigh(kept)
-        return kept
+            self.inner.weigh(saved)
+        return saved
 
 
-def is_weight(kept: Any) -> bool:
+def is_weight(saved: Any) -> bool:
     """Return whether a saved tensor is a parameter, autocast's copy of one, or a view of either."""
     from torch import nn
 
-    base = kept if kept._base is None else kept._base
+    base = saved if saved._base is None else saved._base
     if isinstance(base, nn.Parameter):
         return True
     made_by = base.grad_fn

@@ -73,8 +73,8 @@ class Cast(Strategy):
         from strategies.adapters.coded import Coded, coded_facts, unpacked
 
         wanted, seen = len(trained.subject.linears), trained.observed
-        whole = unpacked(trained.module) if self.layers == "all" else ()
-        demand(not whole, f"{len(whole)} linear layers are stored in full: {', '.join(whole[:3])}")
+        full = unpacked(trained.module) if self.layers == "all" else ()
+        demand(not full, f"{len(full)} linear layers are stored in full: {', '.join(full[:3])}")
         facts = coded_facts(trained.module, wanted, self.to)
         layers = [m for m in trained.module.modules() if isinstance(m, Coded)]
         rounding = sum(layer.dynamic for layer in layers)

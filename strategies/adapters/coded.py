@@ -149,11 +149,11 @@ def unpacked(module: nn.Module) -> tuple[str, ...]:
     0.40, quantizers/bitsandbytes/utils.py (_replace_with_bnb_linear) and bnb_quantizer.py, which
     skips ``_keep_in_fp32_modules``.
     """
-    kept = getattr(module, "_keep_in_fp32_modules", None) or ()
+    in_fp32 = getattr(module, "_keep_in_fp32_modules", None) or ()
 
     def is_kept(name: str) -> bool:
         last = name.rpartition(".")[2]  # or the layer, or a module around it
-        return any(key in (name, last) or f"{key}." in name for key in kept)
+        return any(key in (name, last) or f"{key}." in name for key in in_fp32)
 
     return tuple(
         name

@@ -103,8 +103,8 @@ class Qlora(Lora):
         from strategies.adapters.coded import unpacked
         from strategies.adapters.quantised_base import packed_facts
 
-        whole = unpacked(trained.module) if self.layers == "all" else ()
-        demand(not whole, f"{len(whole)} linear layers are not packed: {', '.join(whole[:3])}")
+        full = unpacked(trained.module) if self.layers == "all" else ()
+        demand(not full, f"{len(full)} linear layers are not packed: {', '.join(full[:3])}")
         facts = packed_facts(trained.module)
         least = len(trained.subject.linears)
         demand(facts["packed_layers"] >= least, f"not all of {least} linear layers are packed")
@@ -201,9 +201,9 @@ def save(trained: TrainingRun, path: Path) -> None:
     """Write every parameter that takes a gradient to one file; all ranks call it."""
     every = trained.engine.global_parameters(trained)
     named = {n: p for n, p in every.items() if p.requires_grad}
-    whole = trained.engine.whole(trained, list(named.values()))
+    gathered = trained.engine.whole(trained, list(named.values()))
     main, state = trained.accelerator.is_main_process, {}
-    for name, p in zip(named, whole, strict=True):
+    for name, p in zip(named, gathered, strict=True):
         if main:
             state[name] = p.detach().cpu().contiguous().clone()
     if main:

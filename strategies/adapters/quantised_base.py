@@ -54,13 +54,13 @@ def parameter(data: Tensor, **settings: Any) -> nn.Parameter:
 
 def packed(values: Tensor) -> nn.Parameter:
     """Return ``values`` in 4 bits, on their device."""
-    whole = parameter(values)
+    unpacked = parameter(values)
     if not initial.storageless():
-        return whole.to(values.device)  # the move packs
+        return unpacked.to(values.device)  # the move packs
     # The library caches a table of codes; one without storage must not stay in the cache.
     with mock.patch.dict(bitsandbytes.functional.name2qmap, clear=True):
         codes, state = bitsandbytes.functional.quantize_4bit(
-            values, compress_statistics=True, quant_type=whole.quant_type
+            values, compress_statistics=True, quant_type=unpacked.quant_type
         )
     p = parameter(codes)
     p.quant_state = state

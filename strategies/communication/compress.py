@@ -155,19 +155,19 @@ class PowerSgd(Compression):
 
         super().__init__(trained, average, counted)
 
-    def _kept(self) -> list[dict[int, Any]]:
+    def _buffers(self) -> list[dict[int, Any]]:
         return [self.power.error_dict, self.power.q_memory_dict, self.power.p_memory_dict]
 
     def tensors(self) -> Iterable[Any]:
-        return [tensor for kept in self._kept() for tensor in kept.values()]
+        return [tensor for buffers in self._buffers() for tensor in buffers.values()]
 
     def state_dict(self) -> dict[str, Any]:
-        return {"kept": self._kept()}
+        return {"kept": self._buffers()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore them; the first steps are uncompressed again, until DDP has built its buckets."""
         device = next(self.trained.module.parameters()).device
-        for mine, saved in zip(self._kept(), state["kept"], strict=True):
+        for mine, saved in zip(self._buffers(), state["kept"], strict=True):
             mine.update({bucket: tensor.to(device) for bucket, tensor in saved.items()})
 
 
@@ -200,9 +200,9 @@ class Compress(OnTheWire):
 
     def evidence(self, trained: TrainingRun) -> dict[str, Any]:
         facts = super().evidence(trained)
-        sent, kind, whole = facts["wire_bytes"], facts["wire_dtype"], facts["dense_bytes"]
+        sent, kind, dense = facts["wire_bytes"], facts["wire_dtype"], facts["dense_bytes"]
         if self.kind != "powersgd":
-            demand(2 * sent == whole, f"{sent} bytes were sent, expected a half")
+            demand(2 * sent == dense, f"{sent} bytes were sent, expected a half")
             wanted = TYPES[self.kind]
             demand(kind == wanted, f"gradients were sent as {kind}, expected {wanted}")
             return facts
@@ -212,7 +212,7 @@ class Compress(OnTheWire):
         demand(taken > DENSE_STEPS, f"the first {DENSE_STEPS} steps are dense; take more --steps")
         free = [p for p in trained.module.parameters() if p.requires_grad]
         least = low_rank_bytes(free, self.rank)
-        demand(sent == least, f"{sent} of {whole} bytes were sent, expected {least}")
-        kept = any(bool(error.any()) for error in power.error_dict.values())
-        demand(kept, "no rounding error is kept for the next step (error feedback)")
+        demand(sent == least, f"{sent} of {dense} bytes were sent, expected {least}")
+        has_error = any(bool(error.any()) for error in power.error_dict.values())
+        demand(has_error, "no rounding error is kept for the next step (error feedback)")
         return facts

@@ -30,8 +30,8 @@ class TopKHook(Compression):
 
         buffer, offset, values, places = bucket.buffer(), 0, [], []
         for p, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):
-            kept, where = self._largest(self.place[id(p)], gradient.reshape(-1))
-            values.append(kept.float())
+            largest, where = self._largest(self.place[id(p)], gradient.reshape(-1))
+            values.append(largest.float())
             places.append((where + offset).int())
             offset += gradient.numel()
         # One message: indices are 32-bit integers, sent as the bits of floats.
@@ -53,11 +53,11 @@ class TopKHook(Compression):
         """Return the largest elements of a gradient plus its stored rest, and their indices; store
         the others."""
         left = self.left.get(place)
-        whole = gradient if left is None else gradient + left
-        where = whole.abs().topk(max(1, math.ceil(self.keep * whole.numel()))).indices
-        kept = whole[where]
-        self.left[place] = whole.index_fill(0, where, 0.0)
-        return kept, where
+        total = gradient if left is None else gradient + left
+        where = total.abs().topk(max(1, math.ceil(self.keep * total.numel()))).indices
+        largest = total[where]
+        self.left[place] = total.index_fill(0, where, 0.0)
+        return largest, where
 
     def tensors(self) -> list[Any]:
         return list(self.left.values())

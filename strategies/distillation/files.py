@@ -88,13 +88,13 @@ def weights(subject: Subject, name: str) -> Draw:
 
     drawn = subject.draws(SEED, "awake")
     if drawn is None:
-        whole = dict(subject.build(SEED, "awake").named_parameters())
+        parameters = dict(subject.build(SEED, "awake").named_parameters())
     state = _read(subject, name) if name and not initial.storageless() else {}
     names = frozenset(state)
 
     def draw(key: str, like: Any) -> Any:
         if key not in names:
-            return drawn(key, like) if drawn else whole[key].detach()
+            return drawn(key, like) if drawn else parameters[key].detach()
         value = state.pop(key).float()  # each is drawn once
         if value.shape != like.shape:
             raise BadInput(

@@ -85,10 +85,10 @@ def together(trained: TrainingRun, *looks: Callable[[], dict[str, Any]]) -> dict
             fault = str(error)
         except UNREAD as error:
             fault = f"could not be read back ({type(error).__name__}: {error})"
-        told = _everyone(trained, fault)
-        each = dict.fromkeys(filter(None, told))
-        said = "; ".join(f"rank {told.index(text)}: {text}" for text in each)
-        demand(not each, told[0] if len(set(told)) == 1 else said)
+        faults = _everyone(trained, fault)
+        each = dict.fromkeys(filter(None, faults))
+        said = "; ".join(f"rank {faults.index(text)}: {text}" for text in each)
+        demand(not each, faults[0] if len(set(faults)) == 1 else said)
     return facts
 
 
@@ -124,6 +124,6 @@ def _everyone(trained: TrainingRun, value: Any) -> list[Any]:
 
     if trained.accelerator.num_processes == 1 or trained.launch.simulated:
         return [value]
-    told = [None] * trained.accelerator.num_processes
-    dist.all_gather_object(told, value)
-    return told
+    answers = [None] * trained.accelerator.num_processes
+    dist.all_gather_object(answers, value)
+    return answers

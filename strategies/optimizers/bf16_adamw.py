@@ -99,12 +99,12 @@ class Bf16Adafactor(ByChance, torch.optim.Adafactor):
     """torch's Adafactor in float32 over a copy of one weight at a time, as OneTrainer steps."""
 
     def _step_parameter(self, p: Any, group: dict[str, Any]) -> None:
-        exact, whole = torch.nn.Parameter(p.float()), self.param_groups
+        exact, groups = torch.nn.Parameter(p.float()), self.param_groups
         exact.grad = p.grad.float()
         self.state[exact] = self.state.pop(p, {})
         self.param_groups = [{**group, "params": [exact]}]
         torch.optim.Adafactor.step(self)
-        self.param_groups = whole
+        self.param_groups = groups
         self.state[p] = self.state.pop(exact)
         self._draw_anew(p, int(self.state[p]["step"]))
         found = exact.detach()

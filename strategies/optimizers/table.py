@@ -142,8 +142,8 @@ def _moments(state: Mapping[str, Any]) -> list[Any]:
     """Return codes and scales of one parameter, without lookup tables, which are shared or tiny."""
     import torch
 
-    kept = [v for k, v in state.items() if k != "step" and not k.startswith("qmap")]
-    found = [v for v in kept if isinstance(v, torch.Tensor)]
+    tensors = [v for k, v in state.items() if k != "step" and not k.startswith("qmap")]
+    found = [v for v in tensors if isinstance(v, torch.Tensor)]
     return [t for v in found for t in stored(v) if t is not getattr(v, "qmap", None)]
 
 
@@ -190,8 +190,8 @@ class HostAdamW(Optimizer):
 
     def evidence(self, trained: TrainingRun) -> dict[str, Any]:
         optimizer = trained.inner_optimizer
-        kept = optimizer.state.items()
-        places = {state["exp_avg"].device.type for p, state in kept if p.numel() >= LARGE}
+        states = optimizer.state.items()
+        places = {state["exp_avg"].device.type for p, state in states if p.numel() >= LARGE}
         demand(places == {"cpu"}, f"the moments are on {places}, expected in host memory")
         facts = super().evidence(trained)
         pinned = all(copy.is_pinned() for copy in optimizer.param_d2h_map.values())

@@ -14,7 +14,7 @@ INNER = "inner features of the MLP"
 """Name of a size that ranks divide."""
 
 
-def of(count: int, stride: int, ranks: int) -> Any:
+def group_of(count: int, stride: int, ranks: int) -> Any:
     """Return the group of this rank among ``ranks``: ``count`` ranks that are ``stride`` apart. All
     ranks call it."""
     import torch.distributed as dist
@@ -29,11 +29,11 @@ def uneven(launch: RunContext) -> str | None:
     layout, count = launch.layout, launch.processes
     if (layout.sequence, layout.tensor) == (launch.sequence, launch.tensor):
         return None
-    size, whole = launch.sequence * launch.tensor, launch.engine.layout(count)
+    size, degrees = launch.sequence * launch.tensor, launch.engine.layout(count)
     text = f"groups of {size}"
     if min(launch.sequence, launch.tensor) > 1:
         text += f" (sp:ranks={launch.sequence} times tp:ranks={launch.tensor})"
-    if min(whole.shard, whole.replicate) > 1:  # groups do not cross copies of the model
-        size, text = size * whole.replicate, f"{whole.replicate} copies of {text}"
+    if min(degrees.shard, degrees.replicate) > 1:  # groups do not cross copies of the model
+        size, text = size * degrees.replicate, f"{degrees.replicate} copies of {text}"
     near = max(size, count // size * size)
     return f"{count} processes are not {text}; use --processes {near}, or another ranks"

@@ -105,8 +105,8 @@ class Bf16(Strategy):
 
     def evidence(self, trained: TrainingRun) -> dict[str, Any]:
         traits = trained.launch.traits
-        kept = self.half if "float_master" in traits else "float32"
-        facts: dict[str, Any] = {**typed(trained, self.half, kept, "float32"), **products(trained)}
+        stored = self.half if "float_master" in traits else "float32"
+        facts = {**typed(trained, self.half, stored, "float32"), **products(trained)}
         others = self.own_layers or traits & {"replaced_layers", "quantized_weights"}
         if "products" in facts and not others:
             least = len(trained.linears) * trained.observed.micro_steps
@@ -215,8 +215,8 @@ class Bf16Master(Bf16):
     source: ClassVar[str] = "Micikevicius et al. 2018 (arXiv:1710.03740), 3.1; DeepSpeed's bf16"
 
     def evidence(self, trained: TrainingRun) -> dict[str, Any]:
-        kept = "float_master" in trained.launch.traits
-        demand(kept, "the engine keeps no float32 master of 16-bit weights")
+        has_master = "float_master" in trained.launch.traits
+        demand(has_master, "the engine keeps no float32 master of 16-bit weights")
         return super().evidence(trained)
 
 
@@ -243,11 +243,11 @@ class Bf16Pure(Bf16):
         return frozenset({"half_compute", "pure_bf16"})
 
     def accelerator_kwargs(self, launch: RunContext) -> dict[str, Any]:
-        told = self.autocast or self._told(launch)
-        return {"mixed_precision": "bf16" if told else "no"}
+        autocast = self.autocast or self._keeps_bf16(launch)
+        return {"mixed_precision": "bf16" if autocast else "no"}
 
     @staticmethod
-    def _told(launch: RunContext) -> bool:
+    def _keeps_bf16(launch: RunContext) -> bool:
         """Return whether DeepSpeed must be configured to keep all its tensors in bfloat16.
 
         DeepSpeed then casts float32 adapters too, and without this setting casts nothing (0.19.8,
@@ -256,7 +256,7 @@ class Bf16Pure(Bf16):
         return "float_master" in launch.traits and "float_adapters" not in launch.traits
 
     def configure(self, accelerator: Any, module: Any, launch: RunContext) -> None:
-        if self._told(launch):
+        if self._keeps_bf16(launch):
             launch.engine.sixteen_bits(accelerator, master=False)
 
     def edit_model(self, module: Any, subject: Subject) -> None:

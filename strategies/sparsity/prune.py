@@ -102,8 +102,8 @@ class Prune(ByMagnitude):
     def evidence(self, trained: TrainingRun) -> dict[str, Any]:
         masks: Any = trained.attached.get(self.name)
         demand(isinstance(masks, Masks) and bool(masks.pruned), "there are no masks")
-        whole = trained.engine.whole(trained, [p for p, _ in masks.pruned])  # all ranks call it
-        pairs = [*zip(whole, masks.tensors(), strict=True)]
+        gathered = trained.engine.whole(trained, [p for p, _ in masks.pruned])  # all ranks call it
+        pairs = [*zip(gathered, masks.tensors(), strict=True)]
         wrong = sum(int((p.detach()[~mask] != 0).sum()) for p, mask in pairs)
         pruned = sum(int((~mask).sum()) for _, mask in pairs)
         total = sum(mask.numel() for _, mask in pairs)
@@ -171,13 +171,13 @@ class PruneStructured(ByMagnitude):
     def refuses(self, launch: RunContext) -> str | None:
         return super().refuses(launch) or launch.subject.lacks("halves")
 
-    def _kept(self, number: int) -> int:
+    def _remaining(self, number: int) -> int:
         return max(1, round(number * (1 - self.fraction)))
 
     def edit_model(self, module: Any, subject: Subject) -> None:
         for block in subject.blocks(module):
-            prune_heads(block.attn, self._kept(block.attn.num_heads))
-            prune_channels(block.mlp, self._kept(block.mlp.fc1.out_features))
+            prune_heads(block.attn, self._remaining(block.attn.num_heads))
+            prune_channels(block.mlp, self._remaining(block.mlp.fc1.out_features))
 
     def evidence(self, trained: TrainingRun) -> dict[str, Any]:
         """Return the heads and channels of a block, by the rows of its weights."""
@@ -185,7 +185,7 @@ class PruneStructured(ByMagnitude):
         for block in trained.blocks():
             layers = (block.attn.qkv, block.mlp.fc1)
             rows = [trained.engine.part(layer.weight).shape[0] for layer in layers]
-            heads, channels = self._kept(sizes.heads), self._kept(sizes.inner)
+            heads, channels = self._remaining(sizes.heads), self._remaining(sizes.inner)
             wanted = [3 * heads * width // sizes.heads, channels]
             demand(rows == wanted, f"the weights have {rows} rows, expected {wanted}")
         return {"heads": heads, "channels": channels}

@@ -71,15 +71,15 @@ class Backward(Strategy):
         caller(loss)
         gradients = sum(p.grad is not None for p in weights)
         trained.optimizer.zero_grad()
-        kept = True
+        keeps = True
         try:
             torch.autograd.grad(loss, weights[-1])
         except RuntimeError:  # its saved tensors were freed
-            kept = False
+            keeps = False
         found = f"backward made {gradients} gradients for {len(weights)} weights"
         demand(gradients == len(weights), found)
-        demand(kept or self.call != "retain_graph", "the graph was freed by backward")
-        return {"calls": calls, "gradients": gradients, "graph_kept": kept}
+        demand(keeps or self.call != "retain_graph", "the graph was freed by backward")
+        return {"calls": calls, "gradients": gradients, "graph_kept": keeps}
 
 
 # ---- gradient accumulation ----

@@ -171,14 +171,14 @@ class Average(Attachment):
             if not p.requires_grad:
                 continue
             shape = self.trained.engine.part(p).shape
-            whole = torch.zeros(shape.numel(), device=device)
+            average = torch.zeros(shape.numel(), device=device)
             for mine, f in pieces.get(name, ()):
                 part = mine.flatten()[f.start : f.start + f.numel]
-                whole[f.offset : f.offset + f.numel] = part.to(device)
+                average[f.offset : f.offset + f.numel] = part.to(device)
             if self.trained.launch.processes > 1:
-                torch.distributed.reduce(whole, dst=0)
+                torch.distributed.reduce(average, dst=0)
             if first:
-                state[name] = whole.view(shape).cpu()
+                state[name] = average.view(shape).cpu()
         return state
 
 
@@ -224,10 +224,10 @@ class Ema(Strategy):
         """Demand that the average has followed the weights, and is not the weights."""
         shards = trained.engine.shards(trained)
         (weights,) = [average.followed(p).cpu() for index, p, *_ in shards if index == 0]
-        kept, start = average.followed(average.shards[0]).cpu(), average.start.cpu()
+        followed, start = average.followed(average.shards[0]).cpu(), average.start.cpu()
         # A float32 average stands still under steps below an ulp of it.
         step = (weights - start).abs() * (1 - average.decay)
-        far = bool((step > 2**-22 * kept.abs()).any())
-        demand(not (far and kept.equal(start)), "the average has not changed with the weights")
+        far = bool((step > 2**-22 * followed.abs()).any())
+        demand(not (far and followed.equal(start)), "the average has not changed with the weights")
         moved = not weights.equal(start)
-        demand(not (moved and weights.equal(kept)), "the average equals the weights")
+        demand(not (moved and weights.equal(followed)), "the average equals the weights")

@@ -37,12 +37,12 @@ class InBackward(Attachment):
         self.most_bytes = max(self.most_bytes, sum(s.nbytes() for s in self.live))
         self.norms.append(mine.norm())
         del mine
-        whole = self.optimizer.param_groups
+        groups = self.optimizer.param_groups
         self.optimizer.param_groups = [{**group, "params": [p]}]
         try:
             self.optimizer.step()
         finally:
-            self.optimizer.param_groups = whole
+            self.optimizer.param_groups = groups
         p.grad = None
         self.updates += 1
 

@@ -209,9 +209,9 @@ class Streamer(Attachment):
     def hosted(self) -> Iterable[Tensor]:
         optimizer = self.trained.inner_optimizer.state
         for p in self.hosts:
-            kept = optimizer.get(p, {}).values()
+            states = optimizer.get(p, {}).values()
             grads = () if p.grad is None else (p.grad,)
-            yield from (p.data, *grads, *(t for t in kept if isinstance(t, Tensor)))
+            yield from (p.data, *grads, *(t for t in states if isinstance(t, Tensor)))
 
     def makers(self) -> tuple[AllocationScope, ...]:
         """Return the methods that copy weights in, and gradients or weights out; all overlap with

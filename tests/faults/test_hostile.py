@@ -27,8 +27,7 @@ from hypothesis import strategies as st
 
 from harness import ROOT, cli
 from harness.data.latents import Folder
-from harness.json_files import BadFile, read_json, write_json
-from harness.json_files import whole as whole_file
+from harness.json_files import BadFile, atomic_file, read_json, write_json
 from harness.launch import checkpoints
 from harness.launch.outcome import Facts, classify
 from harness.planner import records
@@ -447,7 +446,7 @@ def test_what_is_written_follows_no_link_and_keeps_the_users_umask(tmp_path):
     before = os.umask(0o027)
     try:
         write_json(inside / "a.json", {})
-        with whole_file(inside / "report.md") as stream:
+        with atomic_file(inside / "report.md") as stream:
             stream.write("new")
     finally:
         os.umask(before)

@@ -22,7 +22,7 @@ from torch.nn.functional import scaled_dot_product_attention as attend
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from harness.planner.adapters import ADAPTERS, adapter_of
-from harness.planner.adapters.zero_patches import _parameters, _whole
+from harness.planner.adapters.zero_patches import _is_leaf, _parameters
 from harness.planner.tracing import cuda_calls, forks
 from harness.planner.tracing.cuda_calls import as_bias, cuda_like
 from harness.planner.tracing.forks import EARLY, in_forks
@@ -67,9 +67,9 @@ def test_parameters_are_those_that_deepspeed_finds(module, recurse):
 
 
 def test_leaves_are_those_that_deepspeed_was_told_of(module):
-    assert not any(_whole(each) or z3_leaf_module(each) for each in module.modules())
+    assert not any(_is_leaf(each) or z3_leaf_module(each) for each in module.modules())
     set_z3_leaf_modules(module, [nn.Linear])
-    found = [_whole(each) for each in module.modules()]
+    found = [_is_leaf(each) for each in module.modules()]
     assert found == [z3_leaf_module(each) for each in module.modules()]
     assert found == [type(each) is nn.Linear for each in module.modules()]
 

@@ -125,7 +125,7 @@ def kernels(recorder: AllocationRecorder) -> list[tuple[Any, str, Any]]:
     # It delays the reuse of freed memory by the device's clock.
     unused += [(torch.Tensor, "record_stream", lambda tensor, stream: None)]
     # Called for all modules inside each released one: 150,000 times in a trace of six blocks.
-    quick = [(coordinator, "iter_params", _parameters), (coordinator, "z3_leaf_module", _whole)]
+    quick = [(coordinator, "iter_params", _parameters), (coordinator, "z3_leaf_module", _is_leaf)]
     return optimizers + comparisons + autocast + unused + quick
 
 
@@ -137,7 +137,7 @@ def _parameters(module: Any, recurse: bool = False) -> list[Any]:
     return [*found, *external.values()] if external else found
 
 
-def _whole(module: Any) -> bool:
+def _is_leaf(module: Any) -> bool:
     """Replace DeepSpeed's ``z3_leaf_module``."""
     return vars(module).get("_z3_leaf", False)
 

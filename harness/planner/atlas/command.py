@@ -19,7 +19,7 @@ from harness import RESULTS, RUN
 from harness.commands.console import OK, make_console, short
 from harness.commands.options import add_force
 from harness.commands.progress import Predictions
-from harness.json_files import whole
+from harness.json_files import atomic_file
 from harness.planner import pool, records, verdict
 from harness.planner.plan.answer import gib, rate_in_words
 from harness.planner.plan.candidates import PlanError, asked_for
@@ -95,7 +95,7 @@ def atlas(options: argparse.Namespace) -> int:
                 cells = cells_of(model, card, asking)
                 lines += [cell.texts for cell in cells if cell.fit or not options.recorded]
             if len(lines) > before:
-                with whole(file) as stream:
+                with atomic_file(file) as stream:
                     stream.write(page(lines))
     console.print(in_short(lines), style="bold", highlight=False)
     if lines:
@@ -303,7 +303,7 @@ def page(lines: Lines) -> str:
     data = json.dumps(what, separators=(",", ":")).replace("<", "\\u003c").replace("],[", "],\n[")
     gpus, trainings = values(lines, "GPUs"), values(lines, "Training")
     order = f"{', '.join(gpus)} GPU{'s' * (gpus != ['1'])}, each {', '.join(trainings)}"
-    squares = {kind: f'<i class="{kind}"></i>{told}' for kind, told in VERDICTS.items()}
+    squares = {kind: f'<i class="{kind}"></i>{meaning}' for kind, meaning in VERDICTS.items()}
     colours = [f'<i class="c{i}"></i>{word}' for i, word in enumerate(CATEGORIES.values())]
     notes = "\n".join(f"<p>{html.escape(text)}</p>" for text in NOTE)
     return (
@@ -329,5 +329,5 @@ def page(lines: Lines) -> str:
     )
 
 
-def _legend(told: Iterable[str]) -> str:
-    return f'<div class="legend">{"".join(f"<span>{text}</span>" for text in told)}</div>'
+def _legend(squares: Iterable[str]) -> str:
+    return f'<div class="legend">{"".join(f"<span>{text}</span>" for text in squares)}</div>'

@@ -389,9 +389,9 @@ def calibrate(options: argparse.Namespace) -> int:
         return INTERRUPTED
     found = calibration_of(session, outcomes, results)
     found.write(session.folder / "calibration.json")
-    if kept := keep(session, found):
+    if saved := keep(session, found):
         words = store.applied(found, torch=store.torch()).words
-        session.tell(f"{words} Predictions use it from now on: {short(kept)}")
+        session.tell(f"{words} Predictions use it from now on: {short(saved)}")
     else:
         session.tell("Predictions do not use it: it was a rehearsal, or nothing was measured.")
     session.tell(f"{RUN} report {short(session.folder / 'rows')} compares memory and times")

@@ -63,12 +63,12 @@ class Asked:
 
 def seconds_of(work: Callable[[], Any], asked: Asked) -> float:
     """Return the seconds of one call: the best of several windows of calls back to back."""
-    least, whole = SMALL if asked.small else WINDOWS[asked.device.type]
+    least, most = SMALL if asked.small else WINDOWS[asked.device.type]
     work()
     once = min(_window(work, asked, 1) for _ in range(LEAST_WINDOWS))
     calls = max(1, math.ceil(least / max(once, 1e-7)))
     best, spent, windows = once, 0.0, 0
-    while spent < whole or windows < LEAST_WINDOWS:
+    while spent < most or windows < LEAST_WINDOWS:
         took = _window(work, asked, calls)
         best, spent, windows = min(best, took / calls), spent + took, windows + 1
     return best
@@ -201,8 +201,8 @@ def measure_attention(asked: Asked) -> dict[str, Any]:
 
 
 def _rate(kernel: str, dtype: str, tokens: int, width: int, asked: Asked) -> dict[str, Any]:
-    whole, heads = SMALL_SHAPE if asked.small else SHAPE[asked.device.type]
-    batch = whole // tokens
+    all_tokens, heads = SMALL_SHAPE if asked.small else SHAPE[asked.device.type]
+    batch = all_tokens // tokens
     shape = (batch, heads, tokens, width)
     kind = getattr(torch, dtype)
     qkv = [asked.random(*shape, dtype=kind, requires_grad=True) for _ in range(3)]
@@ -344,11 +344,11 @@ def take_part(rank: int, ranks: int, place: str, kind: str, small: bool, found: 
         torch.set_num_threads(max(1, machine.cores() // ranks))
     tiny = torch.ones(16 * KIB, device=device)
     large = torch.ones((MIB if small else LARGE[kind]) // 4, device=device)
-    before = _beside(asked)
+    before = _outside_allocator(asked)
     backend = "nccl" if asked.on_gpu else "gloo"
     distributed.init_process_group(backend, init_method=place, rank=rank, world_size=ranks)
     seconds = {len(tensor): _reduced(tensor, asked) for tensor in (tiny, large)}
-    held = _beside(asked) - before
+    held = _outside_allocator(asked) - before
     distributed.barrier()
     distributed.destroy_process_group()
     (_, least), (count, most) = sorted(seconds.items())
@@ -373,7 +373,7 @@ def _reduced(tensor: torch.Tensor, asked: Asked) -> float:
     return best
 
 
-def _beside(asked: Asked) -> int:
+def _outside_allocator(asked: Asked) -> int:
     """Return the bytes of this GPU that torch's allocator does not hold; 0 on a CPU."""
     if not asked.on_gpu:
         return 0

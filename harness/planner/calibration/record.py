@@ -209,8 +209,8 @@ def fitted(rows: Sequence[MeasuredRow]) -> Fitted:
     """Return the factors and uncertainty of the timed rows; empty if there are too few."""
 
     def waiting(row: MeasuredRow) -> float:
-        whole = predicted_seconds(row, {})
-        return row.operations / whole if whole else 0.0
+        seconds = predicted_seconds(row, {})
+        return row.operations / seconds if seconds else 0.0
 
     timed = sorted((row for row in rows if row.timed), key=waiting, reverse=True)
     known = sum(row.operations > 0 for row in timed)
@@ -232,14 +232,14 @@ def _tried(
         # A part other than compute must also vary between rows: else no fit separates the two.
         if enough and (part == "compute" or max(shares) - min(shares) >= TOLD):
             parts.append(part)
-    told = [row for row in rest if all(_share(row, p) < SHARE or p in parts for p in PARTS)]
-    freedom = len(waits) + len(told) - len(parts) - bool(waits)
-    too_few = len(rest) < LEAST or len(told) <= len(parts) or freedom < 1
+    fitted_rows = [row for row in rest if all(_share(row, p) < SHARE or p in parts for p in PARTS)]
+    freedom = len(waits) + len(fitted_rows) - len(parts) - bool(waits)
+    too_few = len(rest) < LEAST or len(fitted_rows) <= len(parts) or freedom < 1
     if too_few or "compute" not in parts:
         return None
-    factors = _factors(told, parts)
+    factors = _factors(fitted_rows, parts)
     host = statistics.median(r.step_seconds / r.operations for r in waits) if waits else 0.0
-    counted = [*waits, *told]
+    counted = [*waits, *fitted_rows]
     errors = [math.log(r.step_seconds / predicted_seconds(r, factors, host)) for r in counted]
     share = max(FLOOR, math.expm1(max(map(abs, errors))))
     named = [*factors, *(["overhead"] if waits else [])]
@@ -250,8 +250,8 @@ def _tried(
 
 
 def _share(row: MeasuredRow, part: str) -> float:
-    whole = predicted_seconds(row, {})
-    return (getattr(row, part) or 0.0) / whole if whole else 0.0
+    seconds = predicted_seconds(row, {})
+    return (getattr(row, part) or 0.0) / seconds if seconds else 0.0
 
 
 def _factors(rows: Sequence[MeasuredRow], parts: Sequence[str]) -> dict[str, float]:

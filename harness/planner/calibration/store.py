@@ -44,13 +44,13 @@ class Applied:
         device = self.calibration.device
         driver = f", driver {device.driver}" if device.driver else ""
         source = f", measured by {self.calibration.source}" if self.calibration.source else ""
-        of = f"{device.name}{driver}, torch {device.torch}, {self.calibration.measured}{source}"
+        where = f"{device.name}{driver}, torch {device.torch}, {self.calibration.measured}{source}"
         marked = f" ({'; '.join(self.marks)})" if self.marks else ""
         times = "Too few measured rows for its own uncertainty of time: the typical one is shown."
         if fit := self.fitted.rows:
             share = 100 * max(self.fitted.shares.values())
             times = f"Times fitted to {fit} measured rows, each within {share:.0f} %."
-        return f"Calibrated: {of}{marked}. {times}"
+        return f"Calibrated: {where}{marked}. {times}"
 
 
 def applied(
@@ -133,8 +133,8 @@ def processor() -> str:
 
 def memory_bytes() -> int:
     """Return the bytes that all processes together may use."""
-    whole = psutil.virtual_memory().total
-    return min(whole, kernel.memory_kills().limit_bytes or whole)
+    total = psutil.virtual_memory().total
+    return min(total, kernel.memory_kills().limit_bytes or total)
 
 
 def driver() -> str:

@@ -43,25 +43,26 @@ def print_export(made: Bundle, fit: Fit | None, console: Console) -> None:
     for line in wrapped(made.title, console.width):
         console.print(Text(line, style="bold"), soft_wrap=True)
     if fit is not None and fit.need_bytes is None:
-        told = f"not predicted for {fit.gpu.words}: {RUN} plan says whether it fits"
-        console.print(told, highlight=False, style="dim")
+        text = f"not predicted for {fit.gpu.words}: {RUN} plan says whether it fits"
+        console.print(text, highlight=False, style="dim")
     elif fit is not None:
         word = "predicted to fit" if fit.fits else "predicted NOT to fit"
         tight = f"predicted to be tight in memory of the {fit.tight_in}, on"
         host = f", and {lacks(fit)}" if fit.verdict == "host" else ""
-        told = f"{tight if fit.tight_in else word} {fit.gpu.words}: needs {reach(fit)}{host}"
-        console.print(told, highlight=False, style="dim")
+        text = f"{tight if fit.tight_in else word} {fit.gpu.words}: needs {reach(fit)}{host}"
+        console.print(text, highlight=False, style="dim")
     files = ((name, WHAT[name]) for name in made.files)
     _part(console, f"written to {short(made.folder)}", files)
-    told = []
+    rows = []
     for one in made.translations:
         missing = ", ".join(lack.what for lack in one.lacks)
         count = f"{len(one.options)} options" + f"; no counterpart: {missing}" * bool(missing)
         barred = "; ".join(filter(None, (one.barred, one.nearest)))
-        told += [] if one.no_model else [(one.trainer["title"], barred if one.barred else count)]
+        if not one.no_model:
+            rows.append((one.trainer["title"], barred if one.barred else count))
     without = ", ".join(t.trainer["title"] for t in made.translations if t.no_model)
-    told += [("no such model", without)] if without else []
-    _part(console, f"other trainers in {PAGE}", told)
+    rows += [("no such model", without)] if without else []
+    _part(console, f"other trainers in {PAGE}", rows)
     _part(console, "fill in these fields", made.blanks.items())
     _part(console, "a loop of your own sets these itself: docs/how-to/own-loop.md", made.own)
     moved = f"\nIf you move the files, change their paths in {YAML}."

@@ -264,8 +264,8 @@ class _Script:
 
     def _expanded(self, word: str) -> list[str]:
         """Return the words that a word stands for; an unknown variable stays as it is written."""
-        whole = VARIABLE.fullmatch(word)
-        if whole and (known := self.names.get(whole[1] or whole[2])) is not None:
+        variable = VARIABLE.fullmatch(word)
+        if variable and (known := self.names.get(variable[1] or variable[2])) is not None:
             return self._counted(known)
 
         def value(found: re.Match[str]) -> str:
@@ -327,9 +327,9 @@ def _script(path: Path, text: str) -> Found:
     if set(own) & set(table["known_by"]):
         return Found(path, "simpletuner", own)
     scripts = {name for name in _scripts() if name.endswith(".py")}
-    told = f"{strange[-1]} is no script that is known" if strange else "no command trains in it"
+    reason = f"{strange[-1]} is no script that is known" if strange else "no command trains in it"
     near = nearest(PurePosixPath(strange[-1].split()[0]).name, scripts) if strange else HINT
-    raise BadInput(f"{path}: {told}; {near}")
+    raise BadInput(f"{path}: {reason}; {near}")
 
 
 @functools.cache

@@ -76,10 +76,10 @@ def launch_of(found: Sequence[Found], processes: int | None = None) -> Launch:
     counts = {name: one.options[name] for one in reversed(found) for name in COUNTS
               if name in one.options}  # fmt: skip
     made = Launch()
-    beside = (content.get(users_launch.BLOCK) or {}).get(users_launch.BESIDE)
-    if beside and config is None and users_launch.kind_of(content) == users_launch.ZERO:
-        told = f"{users_launch.BESIDE} is {beside!s:.80}, which is not there"
-        raise BadInput(f"{path}: {told}; give it as another FILE")
+    named = (content.get(users_launch.BLOCK) or {}).get(users_launch.BESIDE)
+    if named and config is None and users_launch.kind_of(content) == users_launch.ZERO:
+        fault = f"{users_launch.BESIDE} is {named!s:.80}, which is not there"
+        raise BadInput(f"{path}: {fault}; give it as another FILE")
     words = {k: v for one in reversed(found) for k, v in one.launcher.items()}
     given = processes or _count({**counts, **words}, made)
     samples, micro, steps = batch_of({} if given else config or {})
@@ -100,10 +100,10 @@ def launch_of(found: Sequence[Found], processes: int | None = None) -> Launch:
     sure = given or (made.processes if config is not None else None)
     content.setdefault("num_processes", made.processes)
     checked = users_launch.checks(content, config, sure)
-    for told in checked.passed:
-        what, _, why = told.partition(": ")
+    for text in checked.passed:
+        what, _, why = text.partition(": ")
         made.left(what, why, "none")
-    file = users_launch.of(path, content, config, sure)
+    file = users_launch.launch_file_of(path, content, config, sure)
     _read(file, config, made)
     _name(content, config, file, made)
     return made
@@ -127,7 +127,7 @@ def _merged(found: Sequence[Found]) -> tuple[dict[str, Any], Any, Path | None]:
             elif name in blocks and value is not None:
                 content[blocks[name]] = {**(content.get(blocks[name]) or {}), name: value}
             elif name in ("mixed_precision", "num_machines", "num_processes"):
-                content[name] = as_number(value, whole=True) if name.startswith("num_") else value
+                content[name] = as_number(value, integer=True) if name.startswith("num_") else value
         if one.launcher:
             if "zero_stage" in (content.get("deepspeed_config") or {}):
                 content.setdefault("distributed_type", "DEEPSPEED")
@@ -142,8 +142,8 @@ def _merged(found: Sequence[Found]) -> tuple[dict[str, Any], Any, Path | None]:
 def _count(said: Mapping[str, Any], made: Launch) -> int:
     """Return the number of processes that files or words say; 0 if they say none."""
     name = next((key for key in reversed(COUNTS) if said.get(key) is not None), "")
-    each = whole(said.get("--nnodes", said.get("--num_nodes"))) if name in OF_NODE else 1
-    count = whole(said[name]) * (each or 1) if name else 0
+    each = positive_int(said.get("--nnodes", said.get("--num_nodes"))) if name in OF_NODE else 1
+    count = positive_int(said[name]) * (each or 1) if name else 0
     if name and not count:
         made.assumed.append(f"1 GPU: {name} is {said[name]}; give --gpus N")
     if not name and "--multi_gpu" in said:
@@ -153,7 +153,7 @@ def _count(said: Mapping[str, Any], made: Launch) -> int:
     return count or (1 if name else 0)
 
 
-def whole(value: Any) -> int:
+def positive_int(value: Any) -> int:
     """Return a positive whole number; 0 if the value is none."""
     text = str(value)
     return int(text) if text.isdecimal() and len(text) < 7 else 0
@@ -208,12 +208,12 @@ def _fsdp(content: Mapping[str, Any], made: Launch) -> None:
     if version == 2 and strategy != "FULL_SHARD":
         made.left(f"fsdp_sharding_strategy {strategy}", "FSDP2 ignores it", "none")
     first = version != 2 and strategy in ("SHARD_GRAD_OP", "HYBRID_SHARD_ZERO2")
-    kept = reshard is False or first
+    stays_gathered = reshard is False or first
     made.sharding = "fsdp2_offload" if truth(block.get("fsdp_offload_params")) else "fsdp2"
-    machines = as_number(content.get("num_machines", 1), whole=True) or 1
+    machines = as_number(content.get("num_machines", 1), integer=True) or 1
     if "HYBRID" in strategy and machines > 1 and version != 2:
         made.sharding = f"hsdp:replicate={machines}"
-    made.sharding += (",reshard=off" if ":" in made.sharding else ":reshard=off") * kept
+    made.sharding += (",reshard=off" if ":" in made.sharding else ":reshard=off") * stays_gathered
     if strategy == "NO_SHARD" and version != 2:
         made.sharding = "ddp"
     if made.processes == 1:
@@ -231,8 +231,9 @@ def _fsdp(content: Mapping[str, Any], made: Launch) -> None:
 def _mesh(content: Mapping[str, Any], made: Launch) -> None:
     """Read ``parallelism_config``, whose product has to be the number of processes."""
     block = content.get("parallelism_config") or {}
-    sizes = {name: int(as_number(block.get(f"parallelism_config_{name}_size", 1), whole=True) or 1)
-             for name in ("dp_replicate", "dp_shard", "tp", "cp", "sp")}  # fmt: skip
+    names = ("dp_replicate", "dp_shard", "tp", "cp", "sp")
+    given = {name: block.get(f"parallelism_config_{name}_size", 1) for name in names}
+    sizes = {name: int(as_number(size, integer=True) or 1) for name, size in given.items()}
     ranks = math.prod(sizes.values())
     if ranks == 1:
         return
@@ -256,7 +257,7 @@ def _zero(file: LaunchFile, config: Mapping[str, Any] | None, made: Launch) -> N
     settings = json.loads(json.dumps(file.settings))
     zero = settings["zero_optimization"]
     samples, micro, steps = batch_of(settings)
-    said = as_number((file.content.get("deepspeed_config") or {}).get(BATCH[2]), whole=True)
+    said = as_number((file.content.get("deepspeed_config") or {}).get(BATCH[2]), integer=True)
     steps = steps or (int(said) if said else None)
     if samples and micro is None:
         micro = samples // (made.processes * (steps or 1))
@@ -369,7 +370,7 @@ def _name(
         if name in (*READ, "optimizer.type") or name.rpartition(".")[2] in named:
             continue
         # accelerate reads it for FSDP1 alone
-        version = as_number((content.get("fsdp_config") or {}).get("fsdp_version", 1), whole=True)
+        version = as_number((content.get("fsdp_config") or {}).get("fsdp_version", 1), integer=True)
         ahead = name == "fsdp_config.fsdp_forward_prefetch" and version == 2
         if ahead or name in IDLE or block in (*IDLE, "optimizer"):
             idle.append(name)

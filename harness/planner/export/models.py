@@ -11,7 +11,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from harness.planner.export.files import DATASET, Found
-from harness.planner.export.launches import whole
+from harness.planner.export.launches import positive_int
 from harness.planner.export.matching import Reading, same
 from harness.subjects.library import families
 from harness.subjects.names import suggestion
@@ -131,7 +131,7 @@ def read_sample(
     known = "files" not in shape or shape.get("own") or bool(files)
     usual = shape.get("usual", {}) if known else {}
     own = dict(options)
-    sides = [whole(options.get(name)) for name in shape.get("sides", ())]  # width and height
+    sides = [positive_int(options.get(name)) for name in shape.get("sides", ())]  # width and height
     area = str(options.get(shape.get("area", "")))
     if sides and all(sides):
         own[shape["resolution"]] = sides
@@ -143,23 +143,23 @@ def read_sample(
     groups = _groups(sources, shape)
     sizes: list[tuple[int, int, Size]] = []
     for group in groups or [{}]:
-        batch = whole(group.get("batch")) or made.micro_batch
+        batch = positive_int(group.get("batch")) or made.micro_batch
         for size in _sizes({**usual, **group}, shape):
             size = size if moves else (min(size[0], 1), *size[1:])
             sizes.append((math.prod((max(1, size[0]), *size[1:], batch)), batch, size))
     text = str(options.get(shape.get("text", ""), ""))
-    made.text = whole(text)
+    made.text = positive_int(text)
     if not sizes:
         made.assumed.append("resolution: the model's usual one; the files name none")
         return
     largest = max(sizes)
     made.micro_batch = largest[1]
     _put(made, largest[2], {size for _, _, size in sizes})
-    told = f"{made.resolution}{f', {made.frames} frames' * (made.frames > 1)}"
+    size_words = f"{made.resolution}{f', {made.frames} frames' * (made.frames > 1)}"
     if groups:
-        made.means.append(("largest sample", f"{told}, micro batch {made.micro_batch}"))
+        made.means.append(("largest sample", f"{size_words}, micro batch {made.micro_batch}"))
     else:
-        made.usual.append(("resolution", told, shape["where"]))
+        made.usual.append(("resolution", size_words, shape["where"]))
 
 
 def _groups(sources: Sequence[Mapping[str, Any]], shape: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -188,7 +188,7 @@ def _groups(sources: Sequence[Mapping[str, Any]], shape: Mapping[str, Any]) -> l
 
 def _sizes(group: Mapping[str, Any], shape: Mapping[str, Any]) -> Iterator[Size]:
     frames = group.get("frames", 0)  # 0: the model's usual number
-    most = max(map(whole, frames if isinstance(frames, list) else [frames]), default=0)
+    most = max(map(positive_int, frames if isinstance(frames, list) else [frames]), default=0)
     if "resolution" not in group:
         return
     value = group["resolution"]
@@ -237,5 +237,5 @@ def _put(made: Reading, size: Size, every: set[Size]) -> None:
             f"{made.resolution} in the place of {size[1]}x{size[2]}, for its multiples of {step}"
         )
     if len(every) > 1:
-        told = ", ".join(f"{h}x{w}" + f"x{f}" * (f > 1) for f, h, w in sorted(every))
-        made.assumed.append(f"the largest of the sizes {told}: it decides the memory")
+        sizes_text = ", ".join(f"{h}x{w}" + f"x{f}" * (f > 1) for f, h, w in sorted(every))
+        made.assumed.append(f"the largest of the sizes {sizes_text}: it decides the memory")

@@ -212,8 +212,8 @@ class Reader:
             self.made.assumed += one.remarks
             for name, value in one.options.items():
                 if name in self.options and not same(self.options[name], value):
-                    kept = f"{name} is {self.options[name]}, and {one.path.name} says {value}"
-                    self.made.assumed.append(f"{kept}; the first counts")
+                    conflict = f"{name} is {self.options[name]}, and {one.path.name} says {value}"
+                    self.made.assumed.append(f"{conflict}; the first counts")
                 self.options.setdefault(name, value)
         for one in self.found:
             self.made.assumed += one.remarks if one not in self.own else []
@@ -286,7 +286,7 @@ class Reader:
                 options = patterns(rule, self.loose)
                 values = agreed(options, self.options)
                 if options and values is not None:
-                    name, count = next(iter(options)), launches.whole(values[what])
+                    name, count = next(iter(options)), launches.positive_int(values[what])
                     if not count:
                         said = f"{name} is {values[what]!s:.60}"
                         raise BadInput(f"{self.path}: {said}; give one whole number from 1")
@@ -299,7 +299,7 @@ class Reader:
             return  # its launcher decides
         for rule, options in known:
             values = agreed(options, self.options)
-            mesh = [launches.whole(values[key]) for key in MESH if key in (values or {})]
+            mesh = [launches.positive_int(values[key]) for key in MESH if key in (values or {})]
             if values is not None and min(mesh, default=2) > 1:
                 listed = len(str(values.get("devices", "")).split(","))
                 asked = int(values.get("processes", listed))
@@ -502,12 +502,12 @@ def _tell(reader: Reader, resolved: Resolved) -> None:
     made.means += [("launch", text) for text in reader.launch.means]
     for name, parts in meaning.items():
         value = reader.first.get(name, reader.usual.get(name, reader.options[name]))
-        told = "+".join(dict.fromkeys(parts))
+        meant = "+".join(dict.fromkeys(parts))
         if name in reader.sources:
-            made.usual.append((f"{name} {_short(value)}", told, reader.sources[name]))
-        elif told != "no attend":
+            made.usual.append((f"{name} {_short(value)}", meant, reader.sources[name]))
+        elif meant != "no attend":
             flag = name.startswith("-") and value is True
-            made.means.append((name if flag else f"{name} {_short(value)}", told))
+            made.means.append((name if flag else f"{name} {_short(value)}", meant))
     off = (name for name in reader.sources if reader.options[name] is False)
     made.usual += [(name, "off", reader.sources[name]) for name in off]
     for key, (errs, why, *kind) in reader.table["unpredicted"].items():
@@ -520,8 +520,8 @@ def _tell(reader: Reader, resolved: Resolved) -> None:
             made.also += stays
             works = kind[1:] != ["idle"] and ":" not in kind[0]
             made.encoding += [kind[0]] if works else []
-            told = "on each GPU too" + ", encoding in each step" * works
-            made.means.append((", ".join(names), f"{told}: {', '.join(stays)}"))
+            meant = "on each GPU too" + ", encoding in each step" * works
+            made.means.append((", ".join(names), f"{meant}: {', '.join(stays)}"))
         else:
             made.unpredicted.append(Uncounted(", ".join(names), why, errs))
     _rest(reader, set(meaning))
@@ -541,8 +541,8 @@ def _holds(reader: Reader, condition: str, *, usual: bool = False) -> str:
         there = fnmatchcase(key, name) and str(given).lower() not in UNSET
         equal = any(same(one, given) for one in value.split("|"))
         if there and (not value or equal != bool(unequal)):
-            whole = given is True or name.endswith("*")
-            return name.rstrip("*") if whole else f"{key} {_short(given)}"
+            alone = given is True or name.endswith("*")
+            return name.rstrip("*") if alone else f"{key} {_short(given)}"
     return ""
 
 

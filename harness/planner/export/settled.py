@@ -185,8 +185,8 @@ def _own(resolved: Resolved) -> list[tuple[str, str]]:
     parts = [part for part in techniques(resolved) if part.name not in LAUNCHED]
     parts = [part for part in parts if getattr(part, "place", "") != "none"]  # no average
     texts = (" ".join((type(part).__doc__ or "").replace("``", "").split()) for part in parts)
-    told = (text.partition(". ")[0].rstrip(".") for text in texts)
-    return [(str(part), text) for part, text in zip(parts, told, strict=True)]
+    sentences = (text.partition(". ")[0].rstrip(".") for text in texts)
+    return [(str(part), text) for part, text in zip(parts, sentences, strict=True)]
 
 
 def _title(resolved: Resolved) -> str:

@@ -158,9 +158,9 @@ class Translation:
         found = filled(rule, {**values, **scaled})
         self.options |= found.get("options", {})
         self.files |= found.get("files", {})
-        for key, kept in (("note", self.notes), ("lacks", self.lacks)):
+        for key, target in (("note", self.notes), ("lacks", self.lacks)):
             if key in found:
-                kept.append(Missing(what, found[key]))
+                target.append(Missing(what, found[key]))
         for key, value in found.get("launch", {}).items():
             self.beside.append(f"in the exported launch files: {key.lstrip('-')} = {value}")
         self.start = found.get("start", self.start)
@@ -202,11 +202,11 @@ def table(name: str) -> dict[str, Any]:
     if name not in known():
         raise BadInput(f"unknown trainer {name!r}; {nearest(name, known())}")
     found, made = own_table(FOLDER / f"{name}.yaml"), options(name)
-    kept = {kind: dict(some) for kind, some in found["defaults"].items()}
+    defaults = {kind: dict(some) for kind, some in found["defaults"].items()}
     for kind, names in found.get("declared", {}).items():
         usual = {one: [made[one].get("default", False), made[one]["at"]] for one in names}
-        kept[kind] = {**usual, **kept.get(kind, {})}
-    return {**found, "name": name, "defaults": kept}
+        defaults[kind] = {**usual, **defaults.get(kind, {})}
+    return {**found, "name": name, "defaults": defaults}
 
 
 def exported(name: str) -> dict[str, Any]:
@@ -313,8 +313,8 @@ def _model(made: Translation, resolved: Resolved) -> dict[str, str]:
     found = words.get(kind, words.get("any"))
     found = words.get(adapter.name, found) if adapter else found
     if found is None:
-        of = "an adapter of it" if kind == "lora" else "all of its weights"
-        why = f"no script is known that trains {of}" if model in named else "it has no such model"
+        what = "an adapter of it" if kind == "lora" else "all of its weights"
+        why = f"no script is known that trains {what}" if model in named else "it has no such model"
         made.no_model = f"{model}: {why}"
     else:
         made.options |= filled(made.trainer.get("model", {}), {"model": found})

@@ -322,5 +322,5 @@ def words(card: Card) -> str:
         return card.calibrated.words
     if card.like or not card.untried:
         return UNCALIBRATED
-    told = UNKNOWN if card.unmeasured else UNTRIED
-    return f"{UNCALIBRATED} {told.format(card.name)}"
+    label = UNKNOWN if card.unmeasured else UNTRIED
+    return f"{UNCALIBRATED} {label.format(card.name)}"

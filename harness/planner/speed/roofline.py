@@ -78,17 +78,17 @@ def seconds(work: Sequence[Work], gpu: Card, processes: int, recipe: str = "") -
     found = rates(gpu, processes)
     parts = parts_of(work, found, processes, in_tf32(recipe))
     fitted = _fitted(gpu)
-    told = {part: fitted.factors.get(part, 1.0) * value for part, value in parts.items()}
+    seconds_of = {part: fitted.factors.get(part, 1.0) * value for part, value in parts.items()}
     calls = 0.0 if gpu.shared else issues(work)
     asked = 0 if gpu.shared or fitted.rows else issued(work)  # measured steps replace public hosts
-    overhead = max(0.0, issue_seconds(gpu) * calls - sum(told.values()))
-    low, high = _range(told, overhead, gpu, fitted.host * calls)
+    overhead = max(0.0, issue_seconds(gpu) * calls - sum(seconds_of.values()))
+    low, high = _range(seconds_of, overhead, gpu, fitted.host * calls)
     if compiles(recipe):  # at the least no elementwise kernel, and no host's time
         parts = parts_of([w for w in work if w.kind != "memory"], found, processes)
         fused = {part: fitted.factors.get(part, 1.0) * value for part, value in parts.items()}
         low, _ = _range(fused, 0.0, gpu, 0.0)
     return Seconds(
-        **told,
+        **seconds_of,
         overhead=overhead,
         slowest=RECOMPUTING * asked,
         shares={**(CPU_SPREAD if gpu.shared else SPREAD), **fitted.shares},
@@ -98,19 +98,19 @@ def seconds(work: Sequence[Work], gpu: Card, processes: int, recipe: str = "") -
 
 
 def _range(
-    told: Mapping[str, float], overhead: float, gpu: Card, host: float
+    seconds_of: Mapping[str, float], overhead: float, gpu: Card, host: float
 ) -> tuple[float, float]:
     """Return the ends of a step's time.
     Without calibration they are that of public rows (``uncertainty.reach``). A calibrated card has
     the uncertainty of its own rows for each part, or of its ``host`` if that is the later."""
-    fitted, total = _fitted(gpu), sum(told.values()) + overhead
+    fitted, total = _fitted(gpu), sum(seconds_of.values()) + overhead
     if not (gpu.shared or fitted.rows):
         reach = uncertainty.reach()
         return reach.low * total, reach.high * total
     shares = {**(CPU_SPREAD if gpu.shared else SPREAD), **fitted.shares}
     most = max(fitted.shares.values(), default=0.0)
-    low = sum(seconds / (1 + shares[part]) for part, seconds in told.items())
-    high = sum(seconds * (1 + shares[part]) for part, seconds in told.items())
+    low = sum(seconds / (1 + shares[part]) for part, seconds in seconds_of.items())
+    high = sum(seconds * (1 + shares[part]) for part, seconds in seconds_of.items())
     return max(low, host / (1 + most)), max(high, host * (1 + most))
 
 

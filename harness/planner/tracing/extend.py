@@ -82,14 +82,14 @@ def joined(resolved: Resolved, found: Sequence[Mapping[str, Any]]) -> Prediction
         return max(0, round(_end(list(values), more)))
 
     places = [traced["parts"] for traced in found]
-    whole, steady = (_fullest(places, line, begin) for begin in ("", "2/"))
+    peak, steady = (_fullest(places, line, begin) for begin in ("", "2/"))
     base = dict(plain[0])
     held = _held([p["peak"] for p in plain], line)
-    base |= {"peak": replace(whole, held=held), "steady": replace(steady, held=held)}
+    base |= {"peak": replace(peak, held=held), "steady": replace(steady, held=held)}
     for name, begin in (("host", ""), ("host_steady", "2/")):
-        told = [p[name] for p in plain]
+        host_peaks = [p[name] for p in plain]
         fullest = _fullest([traced["host"] for traced in found], line, begin)
-        base[name] = replace(fullest, held=_held(told, line)) if all(told) else None
+        base[name] = replace(fullest, held=_held(host_peaks, line)) if all(host_peaks) else None
     base["phases"] = {name: _peak_of(name, places, plain, line) for name in base["phases"]}
     beyond: dict[str, int] = {}  # phase of a later step -> the most bytes beyond the state
     for name in set(places[0]).intersection(*places[1:]):

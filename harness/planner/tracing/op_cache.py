@@ -71,8 +71,9 @@ def known() -> int:
 def learned(before: int) -> str:
     """Return the entries after the first ``before`` as text, which ``learn`` reads in another
     process."""
-    told = [(str(func), rest, made) for (func, *rest), made in islice(_KNOWN.items(), before, None)]
-    return base64.b64encode(pickle.dumps(told)).decode()
+    new = islice(_KNOWN.items(), before, None)
+    entries = [(str(func), rest, made) for (func, *rest), made in new]
+    return base64.b64encode(pickle.dumps(entries)).decode()
 
 
 def learn(text: str) -> None:
@@ -125,7 +126,7 @@ class OpCache:
             shape = kwargs["out"].shape if effect == FILLS else None
             out = func(*args, **kwargs)
             if effect == MAKES:
-                _KNOWN[key] = self._told(out, args)
+                _KNOWN[key] = self._metadata_of(out, args)
             else:  # filling may have resized the tensor
                 _KNOWN[key] = OTHER if effect == FILLS and out.shape != shape else effect
             return out
@@ -171,23 +172,23 @@ class OpCache:
         ours = tensor.fake_mode is self.fake and tensor.constant is None
         return ours and tensor.layout is torch.strided and not (tensor.is_conj() or tensor.is_neg())
 
-    def _told(self, out: Any, args: Any) -> Any:
+    def _metadata_of(self, out: Any, args: Any) -> Any:
         """Return the metadata from which ``_again`` makes ``out``, or ``OTHER`` if that is not
         possible."""
         given = {leaf.untyped_storage()._cdata for leaf in tree_leaves(args)
                  if isinstance(leaf, torch.Tensor)}  # fmt: skip
         if type(out) in (list, tuple):
-            told = [None if each is None else self._told_one(each, given) for each in out]
-            return OTHER if OTHER in told else (type(out), told)
-        return self._told_one(out, given)
+            made = [None if each is None else self._metadata_of_one(each, given) for each in out]
+            return OTHER if OTHER in made else (type(out), made)
+        return self._metadata_of_one(out, given)
 
-    def _told_one(self, out: Any, given: set[int]) -> Any:
+    def _metadata_of_one(self, out: Any, given: set[int]) -> Any:
         if type(out) is not FakeTensor or not self._plain(out):
             return OTHER
         storage = out.untyped_storage()
         extent = sum((size - 1) * step for size, step in zip(out.shape, out.stride(), strict=True))
-        whole = (extent + 1) * out.element_size() if out.numel() else 0
-        if storage._cdata in given or storage.nbytes() != whole or out.requires_grad:
+        extent_bytes = (extent + 1) * out.element_size() if out.numel() else 0
+        if storage._cdata in given or storage.nbytes() != extent_bytes or out.requires_grad:
             return OTHER
         given.add(storage._cdata)
         return Made(out.shape, out.stride(), out.dtype, out.fake_device)
@@ -199,14 +200,14 @@ class OpCache:
 
     def _view(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Return a view made by the meta kernel, which is as fast as a cache."""
-        whole = args[0]
-        if type(whole) is not FakeTensor or not self._plain(whole):
+        source = args[0]
+        if type(source) is not FakeTensor or not self._plain(source):
             return func(*args, **kwargs)
         with in_kernel_invocation_manager(self.fake):
             out = func(*args, **kwargs)
         if type(out) in (list, tuple):
-            return type(out)(self._faked(each, whole.fake_device) for each in out)
-        return self._faked(out, whole.fake_device)
+            return type(out)(self._faked(each, source.fake_device) for each in out)
+        return self._faked(out, source.fake_device)
 
     def _faked(self, elem: torch.Tensor, device: torch.device) -> FakeTensor:
         """Return ``FakeTensor(fake, elem, device)`` with the attributes of the first one."""

@@ -47,22 +47,22 @@ class Shortcuts(TorchFunctionMode):
     def _piece_of(self, func: Any, args: Any, length: Any) -> Any:
         """Return a piece of a flat tensor; the next one of the same length is the same object.
         Both are kept as weak references, because the cache must not extend their lifetime."""
-        whole = args[0]
-        piece = self._piece() if whole is self._whole() and length == self._length else None
+        source = args[0]
+        piece = self._piece() if source is self._whole() and length == self._length else None
         if piece is not None:
             return piece
         piece = func(*args)
-        if whole.ndim == 1 and not whole.requires_grad:
-            self._whole, self._piece = weakref.ref(whole), weakref.ref(piece)
-            self._size, self._length = len(whole), len(piece)
+        if source.ndim == 1 and not source.requires_grad:
+            self._whole, self._piece = weakref.ref(source), weakref.ref(piece)
+            self._size, self._length = len(source), len(piece)
         return piece
 
 
-def _chunk(whole: Any, count: int) -> tuple[Any, ...]:
+def _chunk(source: Any, count: int) -> tuple[Any, ...]:
     """Return ``count`` times the same piece, for a flat tensor that divides equally."""
-    if whole.ndim != 1 or whole.requires_grad or not len(whole) or len(whole) % count:
-        return torch.chunk(whole, count)
-    return (whole.narrow(0, 0, len(whole) // count),) * count
+    if source.ndim != 1 or source.requires_grad or not len(source) or len(source) % count:
+        return torch.chunk(source, count)
+    return (source.narrow(0, 0, len(source) // count),) * count
 
 
 def _join(pieces: Any) -> Any:

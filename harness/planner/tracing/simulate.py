@@ -92,8 +92,8 @@ def denoised(trained: TrainingRun, tracer: StoragelessTracer) -> int:
     with uncounted, torch.no_grad(), tracer.watching(scopes):
         x, t_B, conditions = subject.example(trained.accelerator.device)
         x, t_B, *given = (torch.cat([one] * count) for one in (x, t_B, *conditions.values()))
-        told = dict(zip(conditions, given, strict=True))
-        subject.predict(trained.model, trained.cut(x), t_B, told)
+        inputs = dict(zip(conditions, given, strict=True))
+        subject.predict(trained.model, trained.cut(x), t_B, inputs)
     most = max(running(record, "device")[first:], default=0)
     tracer.drop_from(first)
     return most

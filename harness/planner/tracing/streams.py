@@ -88,12 +88,12 @@ def parts(
     cuts = sorted([*((at, 0, phase, "") for at, phase in record.marks), *blocks])
     found: dict[str, Part] = {}
     sums: dict[str, int] = {}
-    total, more, phase, block, cut = 0, 0, "", "", 0
+    total, more, phase, block, passed = 0, 0, "", "", 0
     first = record.storages[record.events[0][1]] if record.events else None
     for event, (sign, index) in enumerate(record.events):
-        while cut < len(cuts) and cuts[cut][0] <= event:
-            phase, block = cuts[cut][2] or phase, cuts[cut][3]
-            cut += 1
+        while passed < len(cuts) and cuts[passed][0] <= event:
+            phase, block = cuts[passed][2] or phase, cuts[passed][3]
+            passed += 1
         storage = record.storages[index]
         if not storage.within(pool):
             continue
@@ -161,10 +161,10 @@ def stream_to_data(record: Record, borders: Sequence[Border]) -> dict[str, Any]:
     }
 
 
-def stream_from_data(told: Mapping[str, Any]) -> Stream:
+def stream_from_data(data: Mapping[str, Any]) -> Stream:
     """Return the stream in the data of ``stream_to_data``."""
-    kinds = [Kind(told["names"][number], *known) for number, *known in told["kinds"]]
-    return Stream(told["events"], kinds, [tuple(cut) for cut in told["cuts"]])
+    kinds = [Kind(data["names"][number], *known) for number, *known in data["kinds"]]
+    return Stream(data["events"], kinds, [tuple(cut) for cut in data["cuts"]])
 
 
 @dataclass

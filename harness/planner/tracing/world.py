@@ -30,8 +30,8 @@ def world(resolved: Resolved, adapter: TraceAdapter) -> Iterator[None]:
             # The store exists only in this private module of torch; torchtitan uses it too.
             from torch.testing._internal.distributed.fake_pg import FakeStore
 
-            told = {"rank": adapter.rank, "world_size": resolved.spec.processes}
-            torch.distributed.init_process_group("fake", store=FakeStore(), **told)
+            place = {"rank": adapter.rank, "world_size": resolved.spec.processes}
+            torch.distributed.init_process_group("fake", store=FakeStore(), **place)
         adapter.begin(resolved.launch, GPU)
         yield
 

@@ -271,8 +271,8 @@ def _moments_too_far(row: Result, other: Result, most: float) -> str:
         return ""
     ours, theirs = pair
     gaps = [math.dist(ours.get(n, [0.0] * len(sums)), sums) for n, sums in theirs.items()]
-    whole = math.hypot(*(x for sums in theirs.values() for x in sums))
-    far = math.hypot(*gaps) / max(whole, derive.LEAST)
+    norm = math.hypot(*(x for sums in theirs.values() for x in sums))
+    far = math.hypot(*gaps) / max(norm, derive.LEAST)
     return "" if far <= most else f"moments of all parameters together {far:.1e} away"
 
 
@@ -307,13 +307,13 @@ def computation(row: Result) -> str:
     Empty in float32 and if no types were read.
     """
     types = derive.types(row.evidence)
-    kind, kept, master = (types.get(k) for k in ("compute_dtype", "parameters", "master"))
-    if kind not in ("bfloat16", "float16") or not kept:
+    kind, stored, master = (types.get(k) for k in ("compute_dtype", "parameters", "master"))
+    if kind not in ("bfloat16", "float16") or not stored:
         return ""
-    if kept == "float32":
+    if stored == "float32":
         # The shards are the master weights and were never rounded, unlike those of an engine that
         # keeps both.
-        whole = derive.gathered_as(row.evidence) in ("", "float32")
-        return "autocast" if whole else "gathered in 16 bits"
+        gathered_whole = derive.gathered_as(row.evidence) in ("", "float32")
+        return "autocast" if gathered_whole else "gathered in 16 bits"
     mastered = master == "float32" or row.spec.sampling  # sampling needs no master
     return "16-bit weights" + ("" if mastered else " without a master")

@@ -113,15 +113,15 @@ def _row(group: Group, row: Row) -> dict[str, Any]:
     memory, times = row.predicted, row.calibrated
     if memory is None:
         return facts
-    told: dict[str, Any] = {"predicted_by": memory.method, **_fit(row)}
+    foretold: dict[str, Any] = {"predicted_by": memory.method, **_fit(row)}
     for name in ("step", "hosted", "run", "reserved"):
-        told[f"predicted_{name}_bytes"] = getattr(memory, f"{name}_predicted")
-        told[f"measured_{name}_bytes"] = getattr(memory, f"{name}_measured")
+        foretold[f"predicted_{name}_bytes"] = getattr(memory, f"{name}_predicted")
+        foretold[f"measured_{name}_bytes"] = getattr(memory, f"{name}_measured")
     if times:
-        told["calibrated_step_seconds"] = times.predicted_seconds
-        told["calibrated_step_seconds_low"] = times.low_seconds
-        told["calibrated_step_seconds_high"] = times.high_seconds
-    return facts | {"predicted": told}
+        foretold["calibrated_step_seconds"] = times.predicted_seconds
+        foretold["calibrated_step_seconds_low"] = times.low_seconds
+        foretold["calibrated_step_seconds_high"] = times.high_seconds
+    return facts | {"predicted": foretold}
 
 
 def _fit(thing: Row | Unfinished) -> dict[str, Any]:

@@ -34,8 +34,8 @@ LONG = 40
 
 def render_html(report: Report, anatomy: dict[str, Any] | None = None) -> str:
     """Return the whole page as HTML; ``anatomy`` is a section (``harness.report.anatomy``)."""
-    told = content(report, drawn=True)
-    return _templates().get_template("report.html.j2").render(**told, anatomy=anatomy)
+    context = content(report, drawn=True)
+    return _templates().get_template("report.html.j2").render(**context, anatomy=anatomy)
 
 
 def render_markdown(report: Report) -> str:
@@ -120,7 +120,7 @@ def _evidence(row: Row) -> tuple[str, str, list[str]]:
     """Return a row's name, the share of checks that hold, and a line for each fact and check."""
     checks = row.first.audit
     held = f"{sum(check.ok for check in checks)} of {len(checks)} checks hold"
-    facts = [f"{name}: {_words(worded(told))}" for name, told in row.first.evidence.items()]
+    facts = [f"{name}: {_words(worded(values))}" for name, values in row.first.evidence.items()]
     return row.label, held, [*facts, *_audit(checks)]
 
 

@@ -30,8 +30,8 @@ def summary(report: Report) -> str:
     counts = [f"{len(names)} {word} ({some(names, most=FEW)})" for word, names in labels.items()]
     if measured:
         text = f"{', '.join([f'{measured} measured', *counts])}."
-        told = list(dict.fromkeys(filter(None, map(stand_in, report.groups))))
-        return " ".join([text, *told[:FEW]])
+        replaced = list(dict.fromkeys(filter(None, map(stand_in, report.groups))))
+        return " ".join([text, *replaced[:FEW]])
     start = "Nothing to rank" if recorded else "No run finished"
     return f"{start}: {', '.join(counts)}."
 
@@ -60,8 +60,8 @@ def left_out(report: Report) -> str:
         f"{len(report.unfinished) - MANY} unfinished rows" * (len(report.unfinished) > MANY),
     ]
     shown = "; ".join(filter(None, cuts))
-    told = [f"Not on this page: {shown}. report.json has every row."] if shown else []
-    return " ".join([*told, *_named(wrong, "Rows with a wrong computation there:", ".")])
+    sentences = [f"Not on this page: {shown}. report.json has every row."] if shown else []
+    return " ".join([*sentences, *_named(wrong, "Rows with a wrong computation there:", ".")])
 
 
 # ---- group ----
@@ -137,8 +137,8 @@ def errors(group: Group) -> list[str]:
         if row.versus.wrong
     ]
     after = ". They are in no answer and not on the front."
-    told = _named(wrong, "Rows with a wrong computation:", after, "; ")
-    return [*filter(None, [stand_in(group)]), *told]
+    sentences = _named(wrong, "Rows with a wrong computation:", after, "; ")
+    return [*filter(None, [stand_in(group)]), *sentences]
 
 
 def _named(names: Sequence[str], before: str, after: str, between: str = ", ") -> list[str]:
@@ -231,8 +231,8 @@ def prediction_errors(group: Group) -> str:
         _spread("times", [time.error for time in times]),
     ]
     known = "; ".join(filter(None, texts))
-    told = [f"Predicted without running: {known}."] if known else []
-    return " ".join([*told, *(time.words for time in times[:1])])
+    sentences = [f"Predicted without running: {known}."] if known else []
+    return " ".join([*sentences, *(time.words for time in times[:1])])
 
 
 def _spread(name: str, errors: Sequence[float | None]) -> str:

@@ -117,8 +117,8 @@ def place_labels(
     for (x, y), r, label in zip(points, radii, labels, strict=True):
         wide, spot = width_of(label), None
         # Left first: a staircase of a front comes from below and leaves to the right.
-        beside, over = ((x - r - 5 - wide, y + 4), (x + r + 5, y + 4)), x - wide / 2
-        for left, base in (*beside, (over, y - r - 5), (over, y + r + 15)):
+        at_side, over = ((x - r - 5 - wide, y + 4), (x + r + 5, y + 4)), x - wide / 2
+        for left, base in (*at_side, (over, y - r - 5), (over, y + r + 15)):
             box = (left - 2, base - 11, left + wide + 2, base + 3)
             inside = frame[0] <= box[0] and box[2] <= frame[2]
             inside = inside and frame[1] <= box[1] and box[3] <= frame[3]

@@ -56,8 +56,8 @@ def _verdict(row: Row) -> str:
     word, far = row.versus.parity, row.versus.loss_distance
     if row.drawn is not None:
         far = row.drawn.away
-    told = word in ("by design", *parity.WRONG) and far is not None
-    return f"{word} {units.one('distance', far)}" if told else word
+    has_distance = word in ("by design", *parity.WRONG) and far is not None
+    return f"{word} {units.one('distance', far)}" if has_distance else word
 
 
 def _disturbed(row: Row) -> str | None:

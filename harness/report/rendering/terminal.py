@@ -35,16 +35,16 @@ def render(report: Report, console: Console) -> None:
     """Print the report. Without a terminal, rich leaves out colours."""
     from rich.padding import Padding
 
-    told = content(report)
-    console.print(f"[bold]{escape(told['title'])}[/bold]: {escape(told['summary'])}")
-    for group in told["groups"]:
+    context = content(report)
+    console.print(f"[bold]{escape(context['title'])}[/bold]: {escape(context['summary'])}")
+    for group in context["groups"]:
         _group(group, console)
-    if told["left_out"]:
-        console.print(f"\n{escape(told['left_out'])}", style="yellow")
-    if told["recorded"]:
-        names = sentences.some([name for name, _ in told["recorded"]])
+    if context["left_out"]:
+        console.print(f"\n{escape(context['left_out'])}", style="yellow")
+    if context["recorded"]:
+        names = sentences.some([name for name, _ in context["recorded"]])
         console.print(escape(f"Recorded, not ranked: {names}."), highlight=False)
-    grid = told["unfinished"]
+    grid = context["unfinished"]
     if grid.lines:
         console.print("\n[bold]Did not finish[/bold]")
     for line in grid.lines:
@@ -53,7 +53,7 @@ def render(report: Report, console: Console) -> None:
             if cell != units.NONE:
                 fact = Padding(f"{head}: {escape(cell)}", (0, 0, 0, 3), expand=False)
                 console.print(fact, highlight=False)
-    for line in told["skipped"]:
+    for line in context["skipped"]:
         console.print(f"[yellow]skipped[/yellow] {escape(line)}")
 
 

@@ -163,7 +163,8 @@ class Pipeline(Engine):
         ranks, place = accelerator.num_processes, stage.StageRanks(0, 1)
         data = self.layout(ranks).data
         if data > 1:
-            replicas, pipe = groups.of(data, 1, ranks), groups.of(ranks // data, data, ranks)
+            replicas = groups.group_of(data, 1, ranks)
+            pipe = groups.group_of(ranks // data, data, ranks)
             place = stage.StageRanks(accelerator.process_index % data, data, pipe, replicas)
         model = stage.Staged(module, made, place, accelerator.autocast)
         optimizer = make_optimizer([p for p in module.parameters() if p.requires_grad])

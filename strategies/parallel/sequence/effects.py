@@ -36,16 +36,16 @@ def _inside(trained: TrainingRun) -> dict[str, Any]:
     if not found:  # attention written out in products: the all-to-alls tell
         return {}
     layout = trained.launch.layout
-    parts, cut, other = layout.sequence, set(), set()
+    parts, lengths, other = layout.sequence, set(), set()
     for call in trained.subject.survey.attention:
         mine, queries, keys = call.heads // layout.tensor, call.queries, call.keys
         if queries == keys:
-            cut.add((mine // parts, queries, keys))
+            lengths.add((mine // parts, queries, keys))
         else:
             other.add((mine, queries // parts, keys))
     text = f"attention had heads, queries and keys {sorted(found)}"
-    demand(cut <= found <= cut | other, f"{text}, expected {sorted(cut)}")
-    heads, tokens, _ = max(cut, key=lambda sizes: sizes[1])
+    demand(lengths <= found <= lengths | other, f"{text}, expected {sorted(lengths)}")
+    heads, tokens, _ = max(lengths, key=lambda sizes: sizes[1])
     return {"heads_inside": heads, "tokens_inside": tokens}
 
 

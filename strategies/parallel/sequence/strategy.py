@@ -76,7 +76,7 @@ class SequenceParallel(Strategy):
         from strategies.parallel import groups
         from strategies.parallel.sequence import attention
 
-        group = groups.of(self.ranks, launch.layout.tensor, accelerator.num_processes)
+        group = groups.group_of(self.ranks, launch.layout.tensor, accelerator.num_processes)
         attention.connect(module, launch.subject, group)
         part = launch.layout.part(accelerator.process_index)
         launch.subject.take_part(module, part, self.ranks)
