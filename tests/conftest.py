@@ -31,9 +31,6 @@ from harness.system import capability, probe, process
 from strategies import parse
 from strategies.strategy import Strategy
 from tests.made import one_start
-from tests.made.untouched import pytest_sessionfinish, pytest_sessionstart
-
-__all__ = ["pytest_sessionfinish", "pytest_sessionstart"]
 
 # oneDNN has kernels for CPUs with AMX with scratch of their own (up to 1 % of a bfloat16 step),
 # which no prediction for "a CPU" can know: tests take the same kernels everywhere.
@@ -268,12 +265,14 @@ def in_fork(folder: Path, module: str, *words: object) -> None:
         assert ended == 0, (folder / "log.txt").read_text()[-2000:]
 
 
-def predictions(cases: list[dict], folder: Path) -> list[dict]:
-    """Predictions, each in a process of its own: process groups and patches are global to one."""
-    asked, out = folder / "cases.json", folder / "out.json"
-    asked.write_text(json.dumps(cases))
-    in_fork(folder, "tests.children.predictions", asked, out)
-    return json.loads(out.read_text())
+def traced(kind: str, cases: list[dict], folder: Path) -> list[dict]:
+    """What ``tests.children.traced`` says of each case, in a fork of its own."""
+    asked, out, found = folder / "case.json", folder / "out.json", []
+    for case in cases:
+        asked.write_text(json.dumps(case))
+        in_fork(folder, "tests.children.traced", kind, asked, out)
+        found.append(json.loads(out.read_text()))
+    return found
 
 
 def part_named(text: str, name: str) -> Strategy:

@@ -183,15 +183,37 @@ def test_the_line_shown_is_a_plain_accelerate_launch():
     assert "CUDA_VISIBLE_DEVICES" not in on_gpu
 
 
+STARTED = """
+import json, os, sys
+import torch
+from torch import distributed
+from harness.resolve import resolve
+from harness.spec import Spec
+from harness.worker.setup import make_accelerator
+here = make_accelerator(resolve(Spec(recipe=sys.argv[1], processes=2)))
+groups = [distributed.group.WORLD, distributed.new_group()]
+gloo = [group._get_backend(torch.device("cpu")).options for group in groups]
+facts = {"type": here.distributed_type.value, "processes": here.num_processes,
+         "device": here.device.type, "precision": here.mixed_precision,
+         "threads": os.environ["OMP_NUM_THREADS"],
+         "timeouts": [one._timeout.total_seconds() for one in gloo]}
+with open(f"{os.path.dirname(__file__)}/rank{here.process_index}.json", "w") as stream:
+    json.dump(facts, stream)
+here.end_training()
+"""
+"""A script that says how accelerate started it."""
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize(("recipe", "kind"), [("zero2", "DEEPSPEED"), ("ddp", "MULTI_CPU")])
 def test_accelerate_starts_what_the_launch_file_says(tmp_path, recipe, kind):
     processes = 2
     spec = Spec(recipe=recipe, processes=processes)
     words = launch.command(resolve(spec), tmp_path, port=launch.free_port())
-    script = [*words[: words.index("-m")], "-m", "tests.children.accelerated", str(tmp_path)]
-    script += [recipe, str(processes)]
+    (tmp_path / "started.py").write_text(STARTED)
+    script = [*words[: words.index("-m")], str(tmp_path / "started.py"), recipe]
     env = {**os.environ, **launch.environment(resolve(spec)), **launch.group_limit(600.0)}
+    env["PYTHONPATH"] = str(ROOT)
     ended = process.run_child(script, cwd=ROOT, env=env, log=tmp_path / "log", timeout=240)
     said = (tmp_path / "log").read_text()
     assert ended.exit_code == 0, said

@@ -31,7 +31,6 @@ from strategies.communication.sparse_embedding import SparseEmbedding
 from strategies.distillation.distill import Distill
 from strategies.distillation.teacher import Lesson
 from strategies.evidence import states
-from strategies.losses import functions
 from strategies.losses.cross_entropy import CrossEntropy
 from strategies.optimizers.table import TABLE
 from strategies.precision.fp8 import Fp8
@@ -54,19 +53,15 @@ def nothing(*_: Any, **__: Any) -> None:
     """A stage that does nothing."""
 
 
+def changed(stage: Callable[..., Any], **changes: Any) -> Callable[..., Any]:
+    """The stage of the strategy with other parameters in its place."""
+    return lambda self, *given: stage(dataclasses.replace(self, **changes), *given)
+
+
 # -- precision --
 
 AS_BF16 = {"mixed_precision": "bf16"}
 FP8 = Fp8.edit_model
-
-
-def the_other_float8(self, module, subject):
-    FP8(Fp8(emulate=not self.emulate), module, subject)
-
-
-def the_other_scales(self, module, subject):
-    scaling = "rowwise" if self.scaling == "tensorwise" else "tensorwise"
-    FP8(Fp8(emulate=self.emulate, scaling=scaling), module, subject)
 
 
 def unrounded(self, module, subject):
@@ -97,15 +92,14 @@ def while_training(autocast):
 
 
 LOST: Table = {
-    "fp32 runs as bf16": ("single", Fp32, "accelerator_kwargs", lambda *_: AS_BF16),
     "fp32 that trains as bf16": ("single", Fp32, "edit_model", while_training(True)),
     "bf16 without autocast": ("single+bf16", Bf16, "accelerator_kwargs", lambda *_: {}),
     "tf32 runs as bf16": ("single+tf32", Tf32, "accelerator_kwargs", lambda *_: AS_BF16),
     "bf16_pure keeps float32": ("single+bf16_pure", Bf16Pure, "edit_model", nothing),
-    "fp8 runs as bf16": ("single+fp8:emulate=on", Fp8, "edit_model", nothing),
-    "fp8 emulated": ("single+fp8", Fp8, "edit_model", the_other_float8),
+    "fp8 emulated": ("single+fp8", Fp8, "edit_model", changed(FP8, emulate=True)),
     "one scale, not one a row": (
-        "single+fp8:emulate=on,scaling=rowwise", Fp8, "edit_model", the_other_scales,
+        "single+fp8:emulate=on,scaling=rowwise", Fp8, "edit_model",
+        changed(FP8, scaling="tensorwise"),
     ),
     "layers that round nothing": ("single+fp8:emulate=on", Fp8, "edit_model", unrounded),
     "fp16 without autocast": ("single+fp16", Fp16, "accelerator_kwargs", lambda *_: {}),
@@ -182,10 +176,6 @@ def skipping_one(self, module, subject):
     module.blocks[0]._compiled_call_impl = None
 
 
-def without_budget(self, module, subject):
-    COMPILE(Compile(backend=self.backend), module, subject)
-
-
 def one_in_four(self, module, subject):
     module.blocks[0].attn.attend = kernels.naive
 
@@ -197,6 +187,9 @@ def flash_when_asked(q, k, v):
 
 
 LOST |= {
+    "all logits, not torch's fused loss": (
+        "single+cross_entropy:kind=fused", CrossEntropy, "edit_model", nothing,
+    ),
     "checkpoint edits nothing": ("single+checkpoint", Checkpoint, "edit_model", nothing),
     "one segment, not one a block": (
         "single+checkpoint", Checkpoint, "edit_model", recompute_as(segments(4)),
@@ -224,41 +217,13 @@ LOST |= {
         "single+compile:backend=aot_eager", Compile, "edit_model", skipping_one,
     ),
     "compiled without the budget": (
-        "single+compile:backend=aot_eager,budget=0.5", Compile, "edit_model", without_budget,
+        "single+compile:backend=aot_eager,budget=0.5", Compile, "edit_model",
+        changed(COMPILE, budget=1.0),
     ),
     "naive in one block of four": ("single+attend", Attend, "edit_model", one_in_four),
     "flash in one forward, naive in training": (
         "single+attend:kernel=flash", Attend, "edit_model", attend_by(flash_when_asked),
     ),
-}  # fmt: skip
-
-
-# -- losses over a vocabulary that hold other logits than they say --
-
-
-def by(function):
-    def edit(self, module, subject):
-        subject.vocabulary(module).cross_entropy = function
-
-    return edit
-
-
-def kept_chunks(x, weight, bias, targets):
-    """Chunks whose logits are all kept for backward."""
-    parts = zip(x.chunk(8), targets.chunk(8), strict=True)
-    return sum(functions.full(some, weight, bias, wanted) for some, wanted in parts)
-
-
-CHUNKED, ALL_AT_ONCE = "single+cross_entropy", "single+cross_entropy:kind=fused"
-
-LOST |= {
-    "a half of the logits, not an eighth": (
-        CHUNKED, CrossEntropy, "edit_model", by(functions.chunked(2)),
-    ),
-    "an eighth of the logits at a time, all kept": (
-        CHUNKED, CrossEntropy, "edit_model", by(kept_chunks),
-    ),
-    "all logits, not torch's fused loss": (ALL_AT_ONCE, CrossEntropy, "edit_model", nothing),
 }  # fmt: skip
 
 
@@ -279,13 +244,8 @@ def then(change):
     return attach
 
 
-def weighed(**weights):
-    """Other weights in the loss than the recipe's."""
-
-    def change(teacher, lesson):
-        lesson.weights = {**lesson.weights, **weights}
-
-    return then(change)
+def in_another_proportion(teacher, lesson):
+    lesson.weights = {**lesson.weights, "true": 0.4}
 
 
 def moves(teacher, lesson):
@@ -310,22 +270,14 @@ class Shown(Lesson):
         return true_loss(predict).mean()
 
 
-def with_store(store):
-    def attach(self, trained):
-        return DISTILLED(Distill(store=store), trained)
-
-    return attach
-
-
-PLAIN, FEATURE = "single+distill", "single+distill:feature=0.5"
+PLAIN = "single+distill"
 LOST |= {
     "no teacher": (PLAIN, Distill, "attach", nothing),
     "a teacher that moves": (PLAIN, Distill, "attach", then(moves)),
-    "both in another proportion": (PLAIN, Distill, "attach", weighed(true=0.4)),
+    "both in another proportion": (PLAIN, Distill, "attach", then(in_another_proportion)),
     "a loss that is taken and not differentiated": (PLAIN, Distill, "attach", taught_by(Shown)),
-    "no hidden states": (FEATURE, Distill, "attach", weighed(feature=0.0)),
     "a teacher in float32, not bfloat16": (
-        "single+distill:store=bf16", Distill, "attach", with_store("fp32"),
+        "single+distill:store=bf16", Distill, "attach", changed(DISTILLED, store="fp32"),
     ),
 }  # fmt: skip
 
@@ -339,13 +291,8 @@ PURE = {"adamw_bf16": "bf16_pure+"}
 """What an optimizer does not train without."""
 
 
-def adamw(**other):
-    def make(self, params, settings, launch):
-        usual = {"lr": settings.learning_rate, "betas": settings.betas, "eps": settings.eps}
-        usual |= {"weight_decay": settings.weight_decay, "fused": True}
-        return torch.optim.AdamW(params, **{**usual, **other})
-
-    return make
+def other_betas(self, params, settings, launch):
+    return torch.optim.AdamW(params, **{**settings.adam, "betas": (0.9, 0.99), "fused": True})
 
 
 def float_adam(self, params, settings, launch):
@@ -363,8 +310,7 @@ LOST |= {
     if name != "adamw"
 }
 LOST |= {
-    "foreach for fused": ("single", AdamW, "make_optimizer", adamw(fused=False, foreach=True)),
-    "other betas": ("single", AdamW, "make_optimizer", adamw(betas=(0.9, 0.99))),
+    "other betas": ("single", AdamW, "make_optimizer", other_betas),
     "adam for every matrix": ("single+muon", CATALOG["muon"], "edit_model", first_matrices),
 }
 
@@ -387,15 +333,6 @@ def in_other_blocks(self, module, subject):
     names = self.named(subject)
     chosen = self.chosen(subject, module)
     inject(module, subject, self.rank, [name for name in names if name not in chosen])
-
-
-def otherwise(**changes):
-    """The strategy with other parameters in its place."""
-
-    def edit(self, module, subject):
-        ADAPT(dataclasses.replace(self, **changes), module, subject)
-
-    return edit
 
 
 def switched_off(self, module, subject):
@@ -424,16 +361,6 @@ def everything_trains(self, module, subject):
 def biases_only(self, module, subject):
     names = {n for n, _ in module.named_parameters() if n.endswith(".bias")}
     states.train_only(module, names)
-
-
-def half(self, module, subject):
-    CONTROL(ControlNet(), module, subject)
-
-
-def rank_by_name_alone(self, module, subject):
-    inject(module, subject, 2 * self.rank)
-    for layer in beside.adapted(module).values():
-        layer.r["default"] = self.rank
 
 
 def all_but_one(self, module, subject):
@@ -465,15 +392,12 @@ SOME = "single+lora:targets=ffn,blocks=1/last1"
 IN_FLOATS = "single+bf16_pure+lora:dtype=fp32"
 
 LOST |= {
-    "another rank, by another name": ("single+lora", Lora, "edit_model", rank_by_name_alone),
     "magnitudes that do not train": ("single+dora", Dora, "edit_model", magnitudes_that_stay),
     "weights that train beside them": ("single+lora", Lora, "edit_model", everything_trains),
     "adapters of 16 bits": (IN_FLOATS, Lora, "edit_model", plain),
-    "no magnitudes": ("single+dora", Dora, "edit_model", plain),
     "adapters in other blocks": (SOME, Lora, "edit_model", in_other_blocks),
-    "no Kronecker product": ("single+lokr", Lokr, "edit_model", plain),
     "Kronecker, not multiplied": ("single+lokr", Lokr, "edit_model", switched_off),
-    "Hadamard, of another rank": ("single+loha", Loha, "edit_model", otherwise(rank=4)),
+    "Hadamard, of another rank": ("single+loha", Loha, "edit_model", changed(ADAPT, rank=4)),
     "no rotation": ("single+oft", Oft, "edit_model", nothing),
     "one layer in full": ("single+cast+lora", Cast, "edit_model", all_but_one),
     "weights kept beside their codes": ("single+cast+lora", Cast, "edit_model", kept_beside),
@@ -481,7 +405,9 @@ LOST |= {
     "modulations in full": ("single+qlora", Qlora, "_packed", of_blocks_alone),
     "the whole model trains": ("single+head", Head, "edit_model", nothing),
     "no scales": ("single+difffit", DiffFit, "edit_model", biases_only),
-    "no branch on the second half": ("single+controlnet:share=1.0", ControlNet, "edit_model", half),
+    "no branch on the second half": (
+        "single+controlnet:share=1.0", ControlNet, "edit_model", changed(CONTROL, share=0.5),
+    ),
 }  # fmt: skip
 
 
@@ -499,18 +425,10 @@ def idle_masks(self, trained):
     return masks
 
 
-def by_name_alone(self, module, subject):
-    """Says that it cut, and cuts nothing."""
-    for block in module.blocks:
-        block.attn.num_heads = 2
-        block.mlp.fc1.out_features = block.mlp.fc1.out_features // 2
-
-
 LOST |= {
     "no masks": ("single+prune", Prune, "attach", nothing),
     "masks that mask nothing": ("single+prune", Prune, "attach", idle_masks),
     "nothing removed": ("single+prune_structured", PruneStructured, "edit_model", nothing),
-    "cut by name alone": ("single+prune_structured", PruneStructured, "edit_model", by_name_alone),
     "dense layers": ("single+bf16+sparse24", Sparse24, "edit_model", nothing),
     "dense gradients": (
         "single+sgd:momentum=0.0+sparse_embedding", SparseEmbedding, "edit_model", nothing,
@@ -673,7 +591,5 @@ LOST_WHEN_DRAWN: Table = {
     "int8 of one block": ("single+int8", Int8, "edit_model", first_block),
     "float8 of one operand": (DYNAMIC, Float8, "store", in_float8),
     "nf4 of nothing": ("single+nf4", Nf4, "edit_model", nothing),
-    "palette of one block": ("single+palette", Palette, "edit_model", first_block),
     "palette beside floats": ("single+palette", Palette, "store", beside_floats),
-    "another kernel": ("single+attend:kernel=math", Attend, "edit_model", nothing),
 }  # fmt: skip

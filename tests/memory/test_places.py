@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 import torch
-from conftest import TINY, OnDemand, in_fork, launchable, living
+from conftest import TINY, OnDemand, launchable, living
+from conftest import traced as traced_apart
 
 from harness.memory.traced_step import trace_step
 from harness.memory.tracer import BY_ENGINE, Tracer
@@ -112,16 +111,13 @@ def test_weights_said_to_be_in_host_memory_save_nothing(train_here, monkeypatch)
 
 @pytest.fixture(scope="module")
 def places(tmp_path_factory) -> OnDemand:
-    """Recipe -> device -> what ``tests.children.placed`` found."""
+    """Recipe -> device -> what ``tests.children.traced`` found."""
     spec = {"model": "DiT-T/8", "global_batch": 8, "processes": 2, "data": "synthetic"}
 
     def look(recipe: str) -> dict[str, dict]:
-        base = tmp_path_factory.mktemp("placed")
-        asked, out = base / "cases.json", base / "out.json"
         cases = [{**spec, "recipe": recipe, "device": device} for device in ("cpu", "cuda")]
-        asked.write_text(json.dumps(cases))
-        in_fork(base, "tests.children.placed", asked, out)
-        return dict(zip(("cpu", "cuda"), json.loads(out.read_text()), strict=True))
+        found = traced_apart("placed", cases, tmp_path_factory.mktemp("placed"))
+        return dict(zip(("cpu", "cuda"), found, strict=True))
 
     return OnDemand(look)
 

@@ -7,7 +7,7 @@ import json
 
 import pytest
 import yaml
-from conftest import predictions
+from conftest import traced
 
 from harness import ROOT, cli
 from harness.phases import planned, planned_text
@@ -134,7 +134,7 @@ def test_every_vae_decodes_a_sample_of_the_models_that_bring_it(name):
 def test_a_plan_s_prediction_has_what_its_phases_need(tmp_path):
     small = dict(vars(FLUX), set="num_layers=1,num_single_layers=1", resolution="256")
     phases = "encode:loaded,validate:encoders"
-    alone, both = predictions([small, {**small, "phases": phases}], tmp_path)
+    alone, both = traced("predicted", [small, {**small, "phases": phases}], tmp_path)
     for name in ("reserved", "least", "between", "steady", "work", "phases"):
         assert both[name] == alone[name], "the step is what it is without them"
     assert alone["denoising"] is None and alone["asides"] == {}

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from conftest import predictions
+from conftest import traced
 
 from harness import ROOT
 from harness.planner import pool
@@ -77,7 +77,7 @@ def test_the_device_holds_two_of_the_streamed_blocks(tmp_path):
                "block_swap:blocks=8+adafactor+optimizer_in_backward"]  # fmt: skip
     specs = [dataclasses.replace(SPEC, recipe=f"single+{r}", grad_clip=0.0) for r in recipes]
     cases = [dataclasses.asdict(spec) for spec in specs]
-    plain, frozen, trained, cast, fused = predictions(cases, tmp_path)
+    plain, frozen, trained, cast, fused = traced("predicted", cases, tmp_path)
     for found in (plain, frozen, trained, cast, fused):
         assert found["method"] == "trace", found["reason"]
 
@@ -111,7 +111,7 @@ def test_torchao_s_optimizer_in_host_memory_is_predicted_as_it_is_laid_out(tmp_p
     pytest.importorskip("torchao")
     specs = [dataclasses.replace(SPEC, recipe=f"single+bf16{more}", grad_clip=0.0)
              for more in ("", "+offload_adamw")]  # fmt: skip
-    plain, found = predictions([dataclasses.asdict(spec) for spec in specs], tmp_path)
+    plain, found = traced("predicted", [dataclasses.asdict(spec) for spec in specs], tmp_path)
     assert found["method"] == "trace", found["reason"]
     module = resolve(specs[0]).subject.build(0, "awake")
     large = [p.nbytes for p in module.parameters() if p.requires_grad and p.numel() >= 4096]
@@ -175,7 +175,7 @@ def test_a_prediction_is_the_same_to_the_byte_the_long_way(tmp_path):
     specs = [(way, {**ALIKE, **case}) for way, case in CASES]
     # A library keeps tables from the first trace of a process: that one is compared with none.
     cases = [{**spec, way: kept} for way, spec in specs for kept in (True, False)]
-    found = predictions([specs[0][1], *cases], tmp_path)[1:]
+    found = traced("predicted", [specs[0][1], *cases], tmp_path)[1:]
     for case, short, long in zip(CASES, found[::2], found[1::2], strict=True):
         assert short["method"] == "trace", short["reason"]
         for one in (short, long):

@@ -85,6 +85,12 @@ def test_parity_is_exact_only_if_every_part_is():
         ("ddp+checkpoint:every=0", RecipeError, ["every is 0", "sqrt"]),
         ("ddp+checkpoint:spread=on", RecipeError, ["spread=on", "add share=0.5"]),
         ("ddp+fp8:emulate=maybe", RecipeError, ["on or off", "'maybe'"]),
+        ("single+lora:blocks=x", RecipeError, ["lora: blocks is 'x'", "0-9/12"]),
+        ("single+loha:targets=to_q/", RecipeError, ["targets is 'to_q/'", "to_q/to_v"]),
+        ("single+lora:reach=model,blocks=0", RecipeError, ["leave blocks=0 out"]),
+        ("single+distill:weight=0", RecipeError, ["the teacher is not used"]),
+        ("ddp+sp:ranks=1", RecipeError, ["ranks is 1"]),
+        ("pp:micro=1", RecipeError, ["micro is 1; a whole number from 2; one micro batch"]),
         ("ddp+fp16:scale=1000", RecipeError, ["scale is 1000", "power of two"]),
     ],
 )

@@ -17,7 +17,6 @@ from strategies.communication import compress, topk
 from strategies.communication.compress import Compress
 from strategies.communication.topk import TopK
 from strategies.engine import TrainingRun
-from tests.made.dits import build
 
 LAUNCH = parse("ddp").launch("cpu", 1, SUBJECT)
 
@@ -63,9 +62,7 @@ def group(tmp_path):
 
 def trained_with(strategy, steps: int = 4) -> TrainingRun:
     """A tiny DiT under DDP with ``strategy``'s hook, trained for some steps by plain SGD."""
-    module = build(
-        "DiT-T/8", input_size=32, channels=4, classes=10, seed=0, init="awake", class_dropout=0.0
-    )
+    module = SUBJECT.build(0, "awake").eval()  # no label is withheld
     ddp = DistributedDataParallel(module)
     make = getattr(strategy, "make_optimizer", lambda *_: None)
     weights = [p for p in module.parameters() if p.requires_grad]

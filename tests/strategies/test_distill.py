@@ -13,10 +13,8 @@ from safetensors.torch import load_file, save_file
 from harness.planner import pool
 from harness.resolve import resolve
 from harness.suite.rows import identity
-from strategies import parse
 from strategies.base import BadInput
 from strategies.distillation import files
-from strategies.recipe import RecipeError
 from tests.made.machines import machine
 
 FLOW = dataclasses.replace(TINY, objective="flow", model="DiT-T/8:depth=2")
@@ -35,30 +33,6 @@ def file(tmp_path_factory) -> Path:
     state = {n: p.detach().clone() for n, p in module.named_parameters() if p.requires_grad}
     save_file(state, str(path))
     return path
-
-
-# ---- sizes ----
-
-
-@pytest.mark.parametrize(
-    ("recipe", "fields", "wanted"),
-    [
-        ("ddp+distill+lora", {}, ["a student trains whole"]),
-        ("ddp+distill:teacher=none.safetensors", {}, ["no file none.safetensors", "run.sh train"]),
-        ("single+distill", {"workload": "sample", "processes": 1}, ["--model and --weights"]),
-        ("ddp+distill:width=256,feature=1.0", {}, ["128 wide", "leave feature out"]),
-        ("ddp+distill", {"model": "DiT-T/8:tokens=64", "objective": "masked", "data": "synthetic"},
-         ["no depth and width"]),
-    ],
-)  # fmt: skip
-def test_what_does_not_go_with_it_is_refused_by_name(recipe, fields, wanted):
-    reason = str(resolve(train(recipe, **{"processes": 2} | fields)).refusal)
-    assert reason and [w for w in wanted if w not in reason] == [], reason
-
-
-def test_what_is_no_distillation_is_refused():
-    with pytest.raises(RecipeError, match="the teacher is not used"):
-        parse("single+distill:weight=0")
 
 
 def test_another_file_of_the_name_is_another_measurement(file, tmp_path):

@@ -12,8 +12,6 @@ from conftest import SUBJECT, TINY, Case, against, hold_apart, hold_equal, launc
 from harness.planner import pool
 from harness.resolve import resolve
 from harness.result import Result, Status
-from strategies import parse
-from strategies.recipe import RecipeError
 from tests.made.publics import miniature
 from tests.sabotage import HYBRID, RANKS, SHARDED
 
@@ -158,26 +156,3 @@ def test_replicas_and_shards_that_are_not_one_training_differ(name, runs):
     assert against(row, runs[0]["ddp"]).word == "DIFFERS"
     if name not in RANKS:
         hold_apart(row, runs[0]["ddp"])
-
-
-# ---- refused ----
-
-
-@pytest.mark.parametrize(
-    ("text", "processes", "model", "wanted"),
-    [
-        ("ddp+sp", 3, "DiT-T/8", ["3 processes are not groups of 2", "--processes 2"]),
-        ("ddp+sp:ranks=3", 3, "DiT-T/8", ["4 rows", "ranks of 2 or 4"]),
-        ("ddp+sp:ranks=4", 4, "DiT-S/8", ["6 heads", "ranks of 2"]),
-        ("ddp+sp+controlnet", 2, "DiT-T/8", ["whole samples", "leave sp out"]),
-    ],
-)
-def test_what_cannot_be_shared_is_refused_with_the_way_out(text, processes, model, wanted):
-    spec = dataclasses.replace(TINY, model=model, global_batch=12, recipe=text, processes=processes)
-    reason = str(resolve(spec).refusal)
-    assert reason and [w for w in wanted if w not in reason] == []
-
-
-def test_what_is_no_way_to_share_is_refused():
-    with pytest.raises(RecipeError, match="ranks is 1"):
-        parse("ddp+sp:ranks=1")

@@ -2,34 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 
 import pytest
 import torch
-from conftest import TINY, part_named
+from conftest import part_named
 
 from harness.resolve import resolve
 from harness.worker.setup import Building
-from strategies import parse
 from strategies.adapters.beside import chosen_blocks, most_blocks, own
 from strategies.adapters.coded import Coded
 from strategies.base import BadInput
-from strategies.recipe import RecipeError
 from tests.made.publics import miniature
-
-WRONG = {
-    "lora:blocks=x": ["lora: blocks is 'x'", "0-9/12"],
-    "loha:targets=to_q/": ["targets is 'to_q/'", "to_q/to_v"],
-    "lora:reach=model,blocks=0": ["leave blocks=0 out"],
-}
-
-
-@pytest.mark.parametrize("part", WRONG)
-def test_a_bad_value_is_named_with_its_key_and_what_to_write(part):
-    with pytest.raises(RecipeError) as error:
-        parse(f"single+{part}")
-    assert [word for word in WRONG[part] if word not in str(error.value)] == []
 
 
 @pytest.mark.parametrize(
@@ -70,12 +54,6 @@ def test_adapters_reach_layers_outside_of_the_blocks_by_the_endings_of_their_nam
     assert not any("transformer_blocks" in name for name in beside)
     with pytest.raises(BadInput, match="that ends in linear_9; leave it out"):
         adapted_in("lora:targets=to_q/linear_9,reach=model")
-
-
-def test_layers_outside_of_the_blocks_need_a_whole_model_on_each_rank():
-    recipe = "zero3+bf16+lora:reach=model"
-    row = resolve(dataclasses.replace(TINY, recipe=recipe, processes=2))
-    assert "take one GPU or ddp" in str(row.recipe.refusal(row.launch))
 
 
 # -- layers that ``cast`` stores in 8 bits, by its parameter ``layers`` --

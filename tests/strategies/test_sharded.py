@@ -13,7 +13,6 @@ from conftest import TINY, observe_here
 from torch.distributed.fsdp import OffloadPolicy
 from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 
-from harness.resolve import resolve
 from strategies import CATALOG, parse
 from strategies.base import NotInForce
 from strategies.engine import Engine, TrainingRun
@@ -213,25 +212,6 @@ def test_a_share_that_is_a_view_of_the_whole_saves_nothing(rank_0):
 
 
 # ---- refused ----
-
-
-@pytest.mark.parametrize(
-    ("text", "processes", "words"),
-    [
-        ("single", 2, "one process, not 2"),
-        ("fsdp2", 1, "one process cannot shard; use single"),
-        ("hsdp", 2, "2 processes are not 2 groups of two or more; use --processes 4"),
-        ("fsdp2+adam8bit", 2, "take no DTensor; use adam8bit:lib=torchao, zero2 or ddp"),
-        ("hsdp+optimizer_in_backward", 4, "averaged over the groups until backward has ended"),
-        ("fsdp2+compress", 2, "this engine reduces by itself; use ddp"),
-        ("zero3+checkpoint+compile", 2, "would recompute uncompiled; take fsdp2"),
-    ],
-)
-def test_what_cannot_be_is_refused_before_any_start(text, processes, words):
-    refusal = resolve(
-        dataclasses.replace(TINY, recipe=text, processes=processes, global_batch=24)
-    ).refusal
-    assert refusal is not None and words in str(refusal)
 
 
 FILES = {

@@ -178,25 +178,6 @@ def test_parts_that_are_not_one_model_are_noticed(name, runs):
 # ---- refused ----
 
 
-@pytest.mark.parametrize(
-    ("text", "processes", "model", "wanted"),
-    [
-        ("single+tp", 1, "DiT-T/8", ["single does not shard", "take fsdp2"]),
-        ("fsdp2_offload+tp", 4, "DiT-T/8", ["host memory", "take fsdp2"]),
-        ("fsdp2+tp", 3, "DiT-T/8", ["3 processes are not groups of 2", "--processes 2"]),
-        ("fsdp2+tp", 2, "DiT-T/8", ["shards it with nobody", "--processes 4"]),
-        ("fsdp2+tp:ranks=4", 8, "DiT-S/8", ["6 heads", "ranks of 2 or 3 or 6"]),
-        ("fsdp2+tp+compile", 4, "DiT-T/8", ["leave compile out"]),
-        ("fsdp2+tp+checkpoint:keep=products", 4, "DiT-T/8", ["before ranks have summed it"]),
-        ("fsdp2+tp+sp:ranks=4", 16, "DiT-T/8", ["2 heads on each rank of tp:ranks=2"]),
-    ],
-)
-def test_what_cannot_be_cut_is_refused_with_the_way_out(text, processes, model, wanted):
-    spec = dataclasses.replace(TINY, model=model, global_batch=240, processes=processes)
-    reason = str(resolve(dataclasses.replace(spec, recipe=text)).refusal)
-    assert reason and [w for w in wanted if w not in reason] == [], reason
-
-
 def test_a_model_without_a_plan_is_refused():
     said = str(resolve(miniature("wan2.1-1.3b", PLAIN, processes=2)).refusal)
     assert "has no plan of diffusers" in said and "leave tp out" in said

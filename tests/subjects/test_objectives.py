@@ -15,7 +15,6 @@ from harness.data.feed import check_data
 from harness.subjects import subject_of
 from harness.subjects.dit.model import DiT
 from harness.subjects.objectives import OBJECTIVES, Flow, guide, guided, spaced_steps
-from tests.made.dits import build
 
 HERE = Path(__file__).parents[1]
 GOLDEN = json.loads((HERE / "golden" / "reference_dit.json").read_text())
@@ -155,9 +154,6 @@ def test_objectives_take_a_video_as_they_take_the_same_numbers_of_an_image(name)
 # ---- the model ----
 
 
-DIGITS = dict(input_size=32, channels=4, classes=10)
-
-
 def with_cfg(model: DiT, x, t, y, scale: float, channels: int = 3) -> torch.Tensor:
     """The reference's ``forward_with_cfg``, by our ``guide``: the second half has null labels."""
     first = x.chunk(2)[0]
@@ -210,25 +206,12 @@ def test_awake_gives_every_weight_a_gradient_where_adaln_zero_does_not(batch):
     batch["noise"] = torch.randn(4, 4, 32, 32)
     reached = {}
     for init in ("adaln_zero", "awake"):
-        model = build("DiT-T/8", **DIGITS, seed=0, init=init)
+        model = subject_of("DiT-T/8", check_data("digits")).build(0, init)
         (call(model, batch) - 1).square().mean().backward()
         trainable = {n: p for n, p in model.named_parameters() if p.requires_grad}
         reached[init] = {n for n, p in trainable.items() if p.grad is not None and p.grad.any()}
     assert reached["awake"] == set(trainable)
     assert len(reached["adaln_zero"]) < 5
-
-
-def test_build_depends_on_its_seed_alone():
-    torch.manual_seed(1)
-    first = build("DiT-T/4", **DIGITS, seed=3, init="awake").state_dict()
-    state = torch.get_rng_state()
-    torch.manual_seed(2)
-    again = build("DiT-T/4", **DIGITS, seed=3, init="awake").state_dict()
-    other = build("DiT-T/4", **DIGITS, seed=4, init="awake").state_dict()
-    assert all(torch.equal(first[n], again[n]) for n in first)
-    assert not torch.equal(first["blocks.0.mlp.fc1.weight"], other["blocks.0.mlp.fc1.weight"])
-    torch.manual_seed(1)
-    assert torch.equal(torch.get_rng_state(), state), "build moved the caller's random state"
 
 
 def test_withheld_labels_read_the_null_row(model, batch):

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from conftest import Case, OnDemand, hold_alike, launchable, launched_together, predictions
+from conftest import Case, OnDemand, hold_alike, launchable, launched_together, traced
 
 from harness import ROOT
 from harness.memory.record import MEASURED, as_measured
@@ -302,7 +302,7 @@ def predicted(tmp_path_factory) -> Mapping[str, Prediction]:
         folder = base / recipe
         folder.mkdir()
         spec = dataclasses.replace(SPEC, recipe=recipe, processes=PROCESSES.get(recipe, 2))
-        (fields,) = predictions([dataclasses.asdict(spec)], folder)
+        (fields,) = traced("predicted", [dataclasses.asdict(spec)], folder)
         (folder / "prediction.json").write_text(json.dumps(fields))
         return load_prediction(folder / "prediction.json")
 
