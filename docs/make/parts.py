@@ -20,7 +20,10 @@ from harness.commands import listing
 from harness.planner.export import trainers as tables_of
 from harness.planner.uncertainty import CLASSES, share_of
 from harness.report import write_report
+from harness.resolve import resolve
 from harness.result import load_all
+from harness.spec import Spec
+from harness.subjects.library import families
 from harness.suite import file as suite_file
 from strategies import CATALOG
 from strategies.base import parity
@@ -36,7 +39,7 @@ BLOCK = re.compile(r"^```\n(\./run\.sh (?:plan|oom) [^\n]+)\n(.*?)^```", re.S | 
 PART = re.compile(r"(<!-- made: (\w+) -->\n).*?(?=<!-- end -->)", re.S)
 RANKING = ("Recipe", "Samples/s", "x ref", "Peak GiB", "vs ref %", "Loss vs ref", "Notes")
 """Columns of README's table."""
-NUMBERS = {*RANKING[1:5], "rows on a CPU"}
+NUMBERS = {*RANKING[1:5], "rows on a CPU", "elements", "published"}
 """Heads of columns that are aligned to the right."""
 
 
@@ -147,6 +150,22 @@ def misses() -> str:
     return _table(accuracy.MISSES, accuracy.misses())
 
 
+def models() -> str:
+    """Return the table of public models."""
+    rows = []
+    for name, known in families.table().items():
+        objective, told = known.family.objectives[0], known.parameters
+        shaped = resolve(Spec(recipe="single", model=name, data="synthetic", objective=objective))
+        published = "equal"
+        if isinstance(told["published"], str):
+            published = told["published"].replace(" billion", " B")
+        elif "other" in told:
+            published = f"{told['published']:,}"
+        elements, size = f"{told['built']:,}", shaped.subject.size_in_words
+        rows.append((f"`{name}`", elements, published, objective, size))
+    return _table(("preset", "elements", "published", "objective", "usual sample"), rows)
+
+
 def classes() -> str:
     """Return the table of the stated ranges of memory, by class."""
     known = public_rows.residuals()
@@ -164,6 +183,7 @@ GENERATED = {
     "docs/explanation/accuracy.md": {"summary": summary, "classes": classes, "misses": misses},
     "docs/how-to/export.md": {"adapters": adapters, "trainers": trainers},
     "docs/reference/commands.md": {"commands": commands},
+    "docs/reference/models.md": {"models": models},
     "docs/reference/strategies.md": {"strategies": strategies},
     "docs/reference/suites.md": {"suites": suites},
 }

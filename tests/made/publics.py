@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from harness.resolve import resolve
 from harness.spec import Spec
 from harness.subjects.library import families
 
@@ -166,22 +165,3 @@ def miniature(name: str, recipe: str, **change: Any) -> Spec:
         learning_rate=1e-3,
     )
     return Spec(**given | change)
-
-
-def listed() -> list[str]:
-    """The table of presets in ``docs/reference/models.md``."""
-    lines = [
-        "| preset | elements | published | objective | usual sample |",
-        "|---|--:|--:|---|---|",
-    ]
-    for name, known in families.table().items():
-        objective, told = known.family.objectives[0], known.parameters
-        shaped = resolve(Spec(recipe="single", model=name, data="synthetic", objective=objective))
-        published = "equal"
-        if isinstance(told["published"], str):
-            published = told["published"].replace(" billion", " B")
-        elif "other" in told:
-            published = f"{told['published']:,}"
-        size = shaped.subject.size_in_words
-        lines.append(f"| `{name}` | {told['built']:,} | {published} | {objective} | {size} |")
-    return lines

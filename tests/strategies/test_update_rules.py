@@ -11,7 +11,6 @@ from conftest import SUBJECT, part_named
 
 from strategies import parse
 from strategies.base import Settings
-from strategies.optimizers import bf16_adamw
 from strategies.optimizers.table import TABLE
 
 SETTINGS = Settings(learning_rate=1e-3, betas=(0.8, 0.95), weight_decay=0.1)
@@ -100,14 +99,3 @@ def test_an_update_is_that_of_the_rule(text):
 
 def test_every_optimizer_of_the_table_has_a_case():
     assert {text.partition(":")[0] for text in CASES} | ELSEWHERE == set(TABLE)
-
-
-@pytest.mark.parametrize("text", ["adamw_bf16", "adamw_bf16:write=kahan",
-                                  "adafactor:write=stochastic"])  # fmt: skip
-def test_rounding_to_nearest_takes_almost_none_of_small_updates(text, monkeypatch):
-    def dropped(weight, carried, update):
-        return (weight.float() + update).to(weight.dtype), torch.zeros_like(carried)
-
-    monkeypatch.setattr(bf16_adamw, "compensated", dropped)
-    monkeypatch.setattr(bf16_adamw, "rounded_by_chance", lambda x, _=None: x.to(torch.bfloat16))
-    assert distance(text) > 0.3

@@ -6,28 +6,14 @@ import dataclasses
 
 import pytest
 import torch
-from conftest import HALF, TINY, highest, part_named, traced_here
+from conftest import TINY, highest, part_named, traced_here
 from torch.nn import functional as F
 
 from harness.worker.loop import optimizer_step
 from strategies.adapters import coded
 from strategies.base import NotInForce
-from strategies.evidence import states
 from strategies.evidence.readings import bytes_of, tensors
 from tests.made import stand_ins
-
-# A CPU takes 0.1 s for a float8 product of a larger batch.
-ONE = dataclasses.replace(TINY, model=HALF, global_batch=1)
-
-
-def test_the_products_inside_float8_tensors_are_seen(train_here):
-    run, _ = train_here(dataclasses.replace(ONE, recipe="single+fp8"), 1)
-    ran = [operation.name for operation in states.operations(run.trained)]
-    wanted = 4 * len(run.trained.module.blocks)
-    assert (ran.count("aten::_scaled_mm"), ran.count("aten::mm")) == (wanted, 0)
-    facts = part_named("single+fp8", "fp8").evidence(run.trained)
-    assert (facts["float8_products"], facts["float8_casts"]) == (wanted, 2 * wanted)
-
 
 # -- int8 -------------------------------------------------------------------------------------
 

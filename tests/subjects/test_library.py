@@ -9,7 +9,6 @@ import pytest
 import torch
 from conftest import launchable
 
-from harness import ROOT
 from harness.resolve import resolve
 from harness.subjects import kind_of, subject_of
 from harness.subjects.library import calls, families
@@ -20,7 +19,7 @@ from strategies import parse
 from strategies.activations.checkpoint import parts_of
 from strategies.base import BadInput, Slot
 from strategies.subject import LAYERS, DataFacts, Shaping
-from tests.made.publics import MINIATURES, listed, miniature
+from tests.made.publics import MINIATURES, miniature
 
 ANY = DataFacts(256, 4, 32, 1000)
 
@@ -69,11 +68,6 @@ def held(module: torch.nn.Module, at: str) -> int:
     sizes = [t.numel() for name, t in tensors.items() if f"{name}.".startswith(f"{at}.")]
     assert sizes
     return sum(sizes)
-
-
-def test_the_page_lists_every_preset():
-    page = (ROOT / "docs/reference/models.md").read_text(encoding="utf-8")
-    assert "\n".join(listed()) in page
 
 
 @pytest.mark.parametrize("family", FAMILIES.values(), ids=lambda family: family.name)

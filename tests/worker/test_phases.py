@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import dataclasses
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
-import torch
 
 from harness import ROOT
 from harness.launch import outcome
@@ -48,93 +47,57 @@ def test_every_phase_that_an_engine_enters_is_one_of_the_step(tmp_path):
     assert set(entered(wrong)) == {"sideways", "forward"}
 
 
-@dataclasses.dataclass
-class Steps:
-    """Stands in for a bench: which phases were entered when, by the number of steps taken."""
+def calls(monkeypatch, take, warmup: int, switched: bool = True) -> list[str]:
+    """What is called of a bench, a step among them, in order: names and plain arguments."""
+    bench = Mock()
+    bench.resolved.spec = SimpleNamespace(warmup=warmup, steps=2, sampling=False)
+    bench.run.trained.optimizer_steps, bench.log.losses, bench.log.seconds = 0, [0.0], []
 
-    warmup: int
-    steps: int = 2
-    taken: int = 0
-    sampling: bool = False
-
-    def __post_init__(self) -> None:
-        self.peaks, self.phases, self.calls = [], [], []
-        self.resolved = SimpleNamespace(spec=self)
-        marks = contextlib.contextmanager(self.marks)
-        engine = SimpleNamespace(phase_hooks=lambda trained, enter: marks(enter))
-        self.run = SimpleNamespace(trained=SimpleNamespace(optimizer_steps=0, engine=engine))
-        self.log = SimpleNamespace(losses=[torch.zeros(())], seconds=[], timed_from=0)
-        self.meter = SimpleNamespace(
-            enter=lambda phase: self.peaks.append((phase, self.taken)),
-            close=lambda: self.peaks.append(("closed", self.taken)),
-            synchronize=lambda: None,
-        )
-        self.watch = SimpleNamespace(
-            begin=lambda when: self.calls.append((f"asks {when}", self.taken)),
-            end=lambda: self.calls.append(("answered", self.taken)),
-        )
-        self.reporter = SimpleNamespace(
-            enter=lambda phase, of: self.phases.append((phase, of, self.taken)),
-            at=lambda step, **more: None,
-        )
-
-    def marks(self, enter):
+    @contextlib.contextmanager
+    def marks(trained, enter):
         for phase in STEP_PHASES:
             enter(phase)
         yield
 
-    def step(self, *_) -> None:
-        self.taken += 1
-
-    def timed(self, *_) -> None:
-        self.step()
-        self.log.seconds.append(0.0)
-
-    def keep(self) -> bool:
-        self.calls.append(("other heap", self.taken))
-        return True
-
-
-@pytest.fixture
-def bench(monkeypatch):
-    def made(warmup: int) -> Steps:
-        steps = Steps(warmup)
-        monkeypatch.setattr(passes, "timed", steps.timed)
-        monkeypatch.setattr(passes.samples, "keep_freed", steps.keep)
-        return steps
-
-    return made
+    bench.run.trained.engine.phase_hooks = marks
+    bench.samples.keep_freed.return_value = switched
+    monkeypatch.setattr(passes, "samples", bench.samples)
+    monkeypatch.setattr(passes, "timed", lambda *_: bench.log.seconds.append(bench.step()))
+    take(bench)
+    assert len(bench.log.seconds[bench.log.timed_from :]) == 2
+    return [
+        " ".join([name, *(str(one) for one in (*given, *more.values()) if not hasattr(one, "run"))])
+        for name, given, more in bench.mock_calls
+        if name not in ("reporter.at", "meter.synchronize")
+    ]
 
 
-@pytest.mark.parametrize("warmup", [1, 2, 3])
-def test_memory_is_read_in_steps_of_its_own_before_the_clock(warmup, bench):
-    here = bench(warmup)
-    passes.measured_steps(here)
-    between = [("warmup", 1)] if warmup > 1 else []
-    cut = [(phase, warmup + 1) for phase in STEP_PHASES]
-    watched = [("first_step", 0), *between, ("steady", warmup), *cut, ("closed", warmup + 2)]
-    assert here.peaks == watched, "and no phase is open in a timed step"
-    assert {name for name, _ in watched} - {"closed"} <= set(PEAK_PHASES)
-    timed = warmup + 2 + passes.SETTLING
-    asked = [("asks before", warmup + 2), ("answered", warmup + 3), ("asks after", timed + 2)]
-    assert here.calls == [("other heap", warmup + 2), *asked], "beside steps that are not timed"
-    assert here.phases == [
-        ("warmup", warmup, 0), ("memory", 2, warmup), ("settle", passes.SETTLING, warmup + 2),
-        ("measure", 2, timed),
-    ]  # fmt: skip
-    assert here.taken == timed + 2 and len(here.log.seconds[here.log.timed_from :]) == 2
+@pytest.mark.parametrize("warmup", [1, 2])
+def test_memory_is_read_in_steps_of_its_own_before_the_clock(warmup, monkeypatch):
+    more = ["meter.enter warmup", "step"] if warmup > 1 else []
+    assert calls(monkeypatch, passes.measured_steps, warmup) == [
+        *(f"reporter.enter warmup {warmup}", "meter.enter first_step", "step", *more),
+        *("reporter.enter memory 2", "meter.enter steady", "step"),
+        *(*(f"meter.enter {phase}" for phase in STEP_PHASES), "step", "meter.close"),
+        *("samples.keep_freed", "reporter.enter settle 2"),
+        *("watch.begin before", "step", "watch.end", "step"),
+        *("reporter.enter measure 2", "step", "step", "watch.begin after"),
+    ]
 
 
 @pytest.mark.parametrize("switched", [True, False])
-def test_a_training_takes_no_step_that_it_was_not_asked_for(switched, bench, monkeypatch):
-    here = bench(2)
-    monkeypatch.setattr(passes.samples, "keep_freed", lambda: switched)
-    training = SimpleNamespace(after_step=lambda *_, last: here.calls.append(last))
-    passes.training_steps(here, training)
-    assert here.taken == 4 and here.calls == [False, False, False, True]
-    watched = [("first_step", 0), ("steady", 1), ("closed", 2)]
+def test_a_training_takes_no_step_that_it_was_not_asked_for(switched, monkeypatch):
+    def take(bench):
+        passes.training_steps(bench, bench.training)
+
     # On a GPU, whose heap did not change, reading goes on: it costs no step anything.
-    assert here.peaks == [*watched, *([] if switched else [("steady", 2)]), ("closed", 4)]
+    reading = [] if switched else ["meter.enter steady"]
+    assert calls(monkeypatch, take, 2, switched) == [
+        *("reporter.enter warmup 2", "meter.enter first_step", "step", "training.after_step False"),
+        *("meter.enter steady", "step", "training.after_step False", "meter.close"),
+        *("samples.keep_freed", "reporter.enter measure 2", *reading),
+        *("step", "training.after_step False", "step", "training.after_step True", "meter.close"),
+    ]
 
 
 def test_what_reads_phases_knows_all_of_them():
