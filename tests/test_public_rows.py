@@ -20,8 +20,8 @@ ROWS = [row for row in public_rows.rows() if row.get("test")]
 NEAR = {"reserved": 0.03, "between": 0.005}
 ANEW = """
 import json, sys
-from docs.make.predict_rows import in_forks, predicted, rows
-json.dump(in_forks(predicted, [row for row in rows() if row.get("test")]), sys.stdout)
+from docs.make.predict_rows import anew, rows
+json.dump(anew([row for row in rows() if row.get("test")]), sys.stdout)
 """
 
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import os
 import re
 from collections.abc import Sequence
 from typing import Any
 
-from tests.children.peaks import in_forks  # isort: skip: it hides GPUs before torch comes
+import torch
 
 from docs.make import as_it_was
 from docs.make.public_rows import FILE, rows
 from harness.planner.speed.roofline import issued
+from harness.planner.tracing.forks import in_forks
 from harness.planner.uncertainty import class_of
 from harness.planner.verdict import judge
 from harness.planner.worker import predict
@@ -58,6 +61,14 @@ def predicted(row: dict[str, Any]) -> dict[str, Any]:
         return figures(resolved, found, row)
 
 
+def anew(some: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return what ``predicted`` gives for each of these rows."""
+    os.environ |= {"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu"}
+    torch.set_num_threads(1)
+    functions = [functools.partial(predicted, row) for row in some]
+    return [one.made for one in in_forks(functions, jobs=1, limit=3600.0)]
+
+
 def write(name: str, got: dict[str, Any]) -> None:
     """Replace the prediction of one row in the file."""
     line = f"  predicted: {json.dumps(got)}\n"
@@ -69,8 +80,8 @@ def predict_rows(numbers: Sequence[int]) -> None:
     """Predict the rows of these numbers, or all, and write them into the file."""
     some = [row for n, row in enumerate(rows(), 1) if not numbers or n in numbers]
     some = [row for row in some if not UNTOLD & row.keys()]
-    for row, got in zip(some, in_forks(predicted, some), strict=True):
-        if got is None or "why" in got:
-            print(f"{row['name']}: not predicted: {(got or {}).get('why', 'its process died')}")
+    for row, got in zip(some, anew(some), strict=True):
+        if "why" in got:
+            print(f"{row['name']}: not predicted: {got['why']}")
             continue
         write(row["name"], got)
