@@ -2,7 +2,6 @@
 
 python -m docs.make.public_rows                  write the planner's ranges from the kept ones
 python -m docs.make.public_rows predict [N ...]  predict rows (counted from 1) anew first
-python -m docs.make.coverage                     how many lie in the range of all other sources
 """
 
 from __future__ import annotations
@@ -20,31 +19,29 @@ from harness.system import cards
 
 FILE = Path(__file__).parents[1] / "public-rows.yaml"
 SAME = {"cogvideox-factory": "finetrainers", "huggingface/finetrainers": "finetrainers"}
-"""First word of a row's source -> the source whose authors wrote it."""
-Row = dict[str, Any]
 
 
-def rows() -> list[Row]:
+def rows() -> list[dict[str, Any]]:
     return yaml.safe_load(FILE.read_text("utf-8"))
 
 
-def figure(row: Row) -> str:
+def figure(row: dict[str, Any]) -> str:
     """Return the peak that a row is compared by: what was reserved if its source states it."""
     return next((name for name in ("reserved", "allocated") if name in row), "")
 
 
-def is_plain(row: Row) -> bool:
+def is_plain(row: dict[str, Any]) -> bool:
     """Return whether a row is the peak of a step of the very recipe (not near, not a whole run)."""
     return bool(figure(row)) and "near" not in row and row.get("figure") != "whole run"
 
 
-def error(row: Row) -> float:
+def error(row: dict[str, Any]) -> float:
     """Return measured over predicted memory, less one; a corrected row keeps its first figure."""
     return round(row[figure(row)] / row.get("first", row["predicted"][figure(row)]) - 1, 4)
 
 
-def source_of(row: Row) -> str:
-    """Return the trainer or author of a row; repositories of one author are one source."""
+def source_of(row: dict[str, Any]) -> str:
+    """Return the trainer or author of a row; repositories of one author are one (``SAME``)."""
     first = row["source"].split()[0].strip(",").removeprefix("github.com/")
     return SAME.get(first, first)
 
@@ -57,21 +54,20 @@ def residuals() -> list[Residual]:
 
 def timed() -> list[Timed]:
     """Return the step times of all rows, by card."""
-    table = json.loads(cards.TABLE.read_text("utf-8"))["gpus"]
-    family, found = {card["name"]: card["family"] for card in table}, []
+    gpus = json.loads(cards.TABLE.read_text("utf-8"))["gpus"]
+    family, found = {card["name"]: card["family"] for card in gpus}, []
     for row in rows():
         for card, seconds in row.get("seconds", {}).items():
-            ratio = seconds / row["predicted"]["seconds"][card][0]
-            found.append(Timed(source_of(row), family[card], round(ratio, 4)))
+            predicted = row["predicted"]["seconds"][card][0]
+            found.append(Timed(source_of(row), family[card], round(seconds / predicted, 4)))
     return found
 
 
 def write() -> None:
     """Write the planner's ranges (``harness/planner/residuals.json``)."""
-    parts = {"memory": residuals(), "time": timed()}
     lists = [
         f'"{name}": [\n' + ",\n".join(f" {json.dumps(one)}" for one in some) + "\n]"
-        for name, some in parts.items()
+        for name, some in (("memory", residuals()), ("time", timed()))
     ]
     uncertainty.FILE.write_text("{" + ",\n".join(lists) + "}\n", encoding="utf-8")
 
