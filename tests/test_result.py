@@ -9,7 +9,7 @@ import stat
 import pytest
 
 from harness import json_files
-from harness.result import BadResult, Check, Peak, Rank, Result, Status, load, load_all
+from harness.result import BadResult, Check, Peak, Rank, Result, Status, load
 from harness.spec import Spec
 
 
@@ -63,16 +63,6 @@ def test_a_bad_file_is_named_with_its_fault(tmp_path, text, fault):
     with pytest.raises(BadResult, match=fault) as error:
         load(path)
     assert str(path) in str(error.value)
-
-
-def test_a_bad_file_is_skipped_and_kept(tmp_path):
-    good, bad = tmp_path / "runs/a/result.json", tmp_path / "runs/b/result.json"
-    example().write(good)
-    bad.parent.mkdir()
-    bad.write_text("nonsense")
-    results, skipped = load_all(tmp_path)
-    assert results == [example()] and len(skipped) == 1 and str(bad) in skipped[0]
-    assert bad.read_text() == "nonsense"
 
 
 def test_a_field_that_has_ended_is_skipped_in_older_files():

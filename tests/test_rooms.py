@@ -7,7 +7,6 @@ import ast
 import functools
 
 import pytest
-from conftest import LONGEST
 
 from harness import ROOT
 from harness.launch.sources import MEASURED
@@ -109,16 +108,6 @@ def test_what_a_worker_runs_makes_kept_results_stale(house):
             waiting += [n for n in imported(house[module], house) if n in house]
     rooms = {name.split(".")[1] for name in reached if name.count(".") > 1 and "harness." in name}
     assert rooms <= {*MEASURED, "system"} and {"worker", "memory", "subjects"} <= rooms
-
-
-def test_no_test_imports_another():
-    """What two of them need lies in tests/made; conftest is nobody's test."""
-    tests = sources("tests")
-    named = {module: imported(text, tests) for module, text in tests.items()}
-    files = {m for m in tests if m.rpartition(".")[2].startswith("test_")}
-    assert len(files) > 50
-    assert {f"tests.{name.replace('/', '.')}" for name in LONGEST} <= files
-    assert {m: found for m, names in named.items() if (found := names & files)} == {}
 
 
 # ---- engines ----

@@ -13,7 +13,7 @@ BAD = [
     ("global_batch", 0), ("steps", 0), ("warmup", 0), ("processes", 0), ("grad_clip", -1.0),
     ("weight_decay", -0.1), ("ema", 1.0), ("learning_rate", 0.0), ("objective", "epsilom"),
     ("init", "zero"), ("device", "tpu"), ("class_dropout", 1.0), ("beta2", 1.5),
-    ("learning_rate", float("nan")), ("grad_clip", float("nan")), ("seed", -1),
+    ("learning_rate", float("nan")), ("grad_clip", float("nan")), ("seed", -1), ("nodes", 0),
 ]  # fmt: skip
 
 

@@ -54,6 +54,7 @@ def test_a_good_run_keeps_the_workers_result_and_adds_the_launch(tmp_path):
     row = go("good_once_seen", tmp_path, on_status=on_status)
     assert row.status is Status.OK and row.losses == [1.0]
     assert row.launch.exit_code == 0 and row.launch.tree_peak_bytes > 1 << 20
+    assert (row.launch.left_behind, left(tmp_path)) == (0, [])
     assert row.command == launch.display(resolve(SPEC), tmp_path) and row.started
     assert load(tmp_path / "result.json") == row
     told = [(status["phase"], status["step"], status["of"]) for status in seen]
@@ -245,13 +246,6 @@ def child(mode: str, folder: Path, **options) -> Ended:
     return run_child(
         worker(mode, folder), cwd=ROOT, env=dict(os.environ), log=folder / "log.txt", **options
     )
-
-
-def test_a_good_run_leaves_a_log_and_nothing_else(tmp_path):
-    ended = child("good", tmp_path)
-    assert (ended.exit_code, ended.signal, ended.stopped, ended.left_behind) == (0, None, None, 0)
-    assert ended.wall_seconds > 0 and (tmp_path / "log.txt").exists()
-    assert not left(tmp_path)
 
 
 @pytest.mark.parametrize("mode", ["daemon", "bare_daemon"])

@@ -174,19 +174,6 @@ def test_variables_of_other_launchers_do_not_reach_accelerate(monkeypatch):
     assert "PET_NNODES" not in command.inherited()
 
 
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
-        ({"processes": 3, "nodes": 2}, "give --processes 2 or 4"),
-        ({"processes": 1, "nodes": 2}, "give --processes 2$"),
-        ({"nodes": 0}, "nodes is 0"),
-    ],
-)
-def test_processes_that_nodes_cannot_share_are_refused(given, words):
-    with pytest.raises(SpecError, match=words):
-        Spec(recipe="ddp", **given).check()
-
-
 def test_a_row_of_one_process_stays_on_one_node(tmp_path):
     file = tmp_path / "s.yaml"
     file.write_text("cpu: {model: DiT-T/4, processes: 2}\nrecipes: [ddp, single]\n")

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from harness import ROOT
+from harness.result import Status, load_all
 from strategies.launch_file import Layout
 
 BROKEN = {
@@ -68,10 +69,21 @@ def test_a_recipe_on_a_broken_file_says_what_is_wrong_with_it(house):
         assert words in line and "mend the file, or take another sharding" in line
 
 
+@pytest.mark.thorough
+def test_the_example_of_a_launch_file_of_one_s_own_is_a_recipe(house):
+    for file in (ROOT / "docs" / "examples").glob("zero3_hpz.*"):
+        shutil.copy(file, house / "launch_configs")
+    words = "--model DiT-T/8:depth=2 --data synthetic --device cpu --processes 4 --global-batch 4"
+    words += " --steps 1 --warmup 1 --noise-floor 1 --no-predictions --out results/own"
+    run(house, "run", "--recipes", "zero3_hpz", *words.split())
+    (row,) = load_all(house / "results" / "own")[0]
+    assert row.status is Status.OK, row.reason
+    assert row.configs["deepspeed"]["zero_optimization"]["zero_hpz_partition_size"] == 2
+
+
 @pytest.mark.parametrize(
     ("layout", "shares"),
     [
-        (Layout(replicate=4), [0, 1, 2, 3]),
         (Layout(replicate=2, shard=2), [0, 1, 2, 3]),
         (Layout(replicate=2, tensor=2), [0, 0, 1, 1]),
         (Layout(shard=2, sequence=2, tensor=2), [0, 0, 0, 0, 1, 1, 1, 1]),

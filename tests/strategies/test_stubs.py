@@ -18,12 +18,13 @@ from conftest import (
     weights_digest,
 )
 
+from harness import ROOT
 from strategies import CATALOG, parse
 from strategies.base import NotInForce
 from strategies.precision.mixed import Bf16Master, Fp32
 from strategies.sharding import sharding_kinds
-from tests.made.mission import FITTING
-from tests.made.recipes import TRAINED_HERE
+from tests.made import mission
+from tests.made.recipes import DRAWN_HERE, TRAINED_HERE
 from tests.made.stand_ins import STAND_INS
 from tests.made.stubs import LOST, LOST_WHEN_DRAWN, nothing
 
@@ -34,7 +35,7 @@ ELSEWHERE = {"bf16_master", "compress", "topk", "sp", "tp"}
 def evidence(name: str, text: str, train_here) -> dict:
     """What the evidence of part ``name`` finds after two steps and one that was watched, on a
     machine that has what it needs."""
-    spec = dataclasses.replace(showing(text), **FITTING.get(name, {}))
+    spec = dataclasses.replace(showing(text), **mission.FITTING.get(name, {}))
     with STAND_INS.get(name, contextlib.nullcontext)():
         run, log = train_here(spec, 2)
         observe_here(run, log, text)
@@ -68,6 +69,17 @@ def test_evidence_is_lost_when_the_effect_is_stubbed(case, train_here, monkeypat
 def test_every_strategy_without_a_launch_file_is_stubbed():
     here = {kind.name for _, kind, _, _ in (*LOST.values(), *LOST_WHEN_DRAWN.values())}
     assert here | ELSEWHERE == set(CATALOG) - set(sharding_kinds())
+
+
+def test_each_row_of_the_mission_is_run():
+    """test_catalog runs mission.TRAINED itself."""
+    assert set(mission.STOOD_IN.values()) <= {text for text, *_ in LOST.values()}
+    assert set(mission.DRAWN.values()) <= set(DRAWN_HERE)
+    files = ("worker/test_runs.py", "strategies/test_launched.py")
+    lists = "".join((ROOT / "tests" / file).read_text(encoding="utf-8") for file in files)
+    assert [text for text in mission.LAUNCHED.values() if f'"{text}"' not in lists] == []
+    for file in mission.TESTS.values():
+        assert "def test_" in (ROOT / "tests" / file).read_text()
 
 
 def test_a_master_is_read_off_the_optimizer(train_here):

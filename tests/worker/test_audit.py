@@ -6,8 +6,7 @@ import dataclasses
 
 import numpy as np
 import pytest
-import torch
-from conftest import TINY, weights_digest
+from conftest import TINY
 
 from harness.resolve import resolve
 from harness.worker.audit import STEPS_TO_MOVE, audit, gather
@@ -110,12 +109,3 @@ def test_clipping_is_read_off_the_gradients(train_here):
     assert failed(found) == set()
     log.clipped = (before, before)  # as if the gradients had stayed as they were
     assert failed(found) == {"gradient clipping"}
-
-
-def test_one_changed_weight_changes_the_digest():
-    torch.manual_seed(0)
-    module = torch.nn.Linear(4, 4)
-    before = weights_digest(module)
-    with torch.no_grad():
-        module.weight[2, 1] = torch.nextafter(module.weight[2, 1], torch.tensor(9.0))
-    assert weights_digest(module) != before
