@@ -42,13 +42,6 @@ from strategies.base import BadInput
 
 OWN = "DiT-XL/2"
 """The model of a plan that names none."""
-FIRST = ("flux-dev", "wan2.1-1.3b", "wan2.1-14b", "qwen-image", "sd3.5-medium", "z-image", OWN,
-         "sd3.5-large", "sana-1.6b", "hunyuanvideo", "pixart-sigma", "flux2-klein-4b")  # fmt: skip
-"""Models that people ask for first."""
-NEAR = ("RTX-4090", "24GiB", "RTX-3090", "RTX-4060-Ti-16GB", "RTX-3060", "RTX-5090")
-"""Cards that people ask for first."""
-SERVERS = ("H100-80GB", "A100-80GB")
-"""Cards of machines with eight GPUs that people ask for first."""
 USUAL = ("--gpus 8 --gpu A100-80GB", "--gpus 1 --gpu RTX-4090")
 """Questions that name no model."""
 
@@ -81,14 +74,10 @@ def _possible(words: str) -> bool:
 
 
 def of_models(models: Sequence[str]) -> Iterator[str]:
-    """Yield the words of a plan of each model on each card, the most asked for first."""
-    rest = tuple(card for card in CARDS if card not in NEAR)
-    alone, servers = (NEAR[:1], NEAR[1:], rest), (SERVERS, (*NEAR, *rest))
-    places = [(1, some) for some in alone] + [(8, some) for some in servers]
-    for gpus, cards in places:
-        for model, card in itertools.product(models, cards):
-            option = "--gpu-memory" if card[:1].isdigit() else "--gpu"
-            yield f"--model {model} --gpus {gpus} {option} {card}"
+    """Yield the words of a plan of each model on each card, alone and on eight of them."""
+    for gpus, model, card in itertools.product((1, 8), models, ("24GiB", *CARDS)):
+        option = "--gpu-memory" if card[:1].isdigit() else "--gpu"
+        yield f"--model {model} --gpus {gpus} {option} {card}"
 
 
 def asked(words: str) -> Asked:
@@ -228,7 +217,7 @@ def main() -> int:
     parser.add_argument("models", nargs="*")
     parser.add_argument("--check", action="store_true")
     options, console = parser.parse_args(), Console(soft_wrap=True)
-    every = [*FIRST, *(name for name in families.table() if name not in FIRST)]
+    every = [OWN, *families.table()]
     questions = [*(() if options.models else of_pages()), *of_models(options.models or every)]
     if options.check:
         return check(questions, console)

@@ -14,7 +14,7 @@ from torch.utils import cpp_extension
 
 from strategies import engines
 from strategies.engines.replicas import Broken
-from strategies.engines.zero.inputs import plain_file_access
+from strategies.engines.zero.inputs import give_by_place, plain_file_access
 from strategies.launch_file import FOLDER
 
 
@@ -52,6 +52,16 @@ def test_what_a_file_may_not_ask_for_is_refused_by_name(name, settings, words, t
     assert not isinstance(engines.of_file(changed(tmp_path, name)), Broken)
     found = engines.of_file(changed(tmp_path, name, **settings))
     assert isinstance(found, Broken) and re.search(words, found.why)
+
+
+def test_a_hook_behind_sees_what_came_by_keyword():
+    """An input in front keeps its default."""
+    attention, seen = torch.nn.MultiheadAttention(4, 1), []
+    q = torch.ones(1, 4)
+    wanted, _ = attention(q, q, q, need_weights=False)
+    give_by_place(attention)
+    attention.register_forward_pre_hook(lambda module, given: seen.append(len(given)))
+    assert attention(q, q, value=q, need_weights=False)[0].equal(wanted) and seen == [8]
 
 
 # -- what DeepSpeed lacks on a machine --
