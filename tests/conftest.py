@@ -149,9 +149,8 @@ def launched(spec: Spec, folder: Path, *extra: str) -> Result:
 @dataclasses.dataclass(frozen=True)
 class Case:
     """A run: further words for its worker, folders to copy (from, to) first, another module or
-    launch file than the harness would take, whether its resident marks are looked at, and further
-    variables. The words "--sabotage NAME" are no words of the worker: its hook takes the fault of
-    that name from ``tests.sabotage``."""
+    launch file than the harness would take, whether its resident marks are looked at, further
+    variables, and the name of a fault of ``tests.sabotage``, which the worker's hook takes."""
 
     spec: Spec
     words: tuple[str, ...] = ()
@@ -160,6 +159,7 @@ class Case:
     file: Path | None = None
     resident: bool = False
     env: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    fault: str = ""
 
     def line(self, folder: Path, port: int = 0) -> list[str]:
         """The command that starts it."""
@@ -167,26 +167,15 @@ class Case:
         line[line.index("harness.train")] = self.module
         if self.file is not None:
             line[line.index("--config_file") + 1] = str(self.file)
-        words = [*self.words]
-        if "--sabotage" in words:
-            at = words.index("--sabotage")
-            del words[at : at + 2]
-        return [*line, *words]
-
-    @property
-    def altered(self) -> dict[str, str]:
-        """The worker's hook for a fault."""
-        if "--sabotage" not in self.words:
-            return {}
-        name = self.words[self.words.index("--sabotage") + 1]
-        return {"HEADROOM_ALTER": f"tests.sabotage:{name}"}
+        return [*line, *self.words]
 
     def asked(self, folder: Path) -> dict[str, object]:
         """The same for ``tests.made.one_start``."""
-        line = self.line(folder)
+        line, altered = self.line(folder), {"HEADROOM_ALTER": f"tests.sabotage:{self.fault}"}
         return {
             "line": line[line.index("launch") :],
-            "env": {**command.environment(resolve(self.spec)), **ALONE, **self.altered, **self.env},
+            "env": {**command.environment(resolve(self.spec)), **ALONE, **self.env}
+            | (altered if self.fault else {}),
             "module": self.module,
             "words": line[line.index(self.module) + 1 :],
             "resident": self.resident,

@@ -101,13 +101,3 @@ def test_a_browser_answers_the_question_of_the_address(told, tmp_path):
     assert 'class="f yes">fits' in usual and "--host-memory" not in usual
     assert 'class="f host">host: only' in small and small.count("--host-memory 8GiB") == 2
     assert shown("Model=none") == shown(""), "what is not there is not chosen"
-
-
-@pytest.mark.parametrize(("words", "said"), [
-    (["--models", "flux-def"], "which is not a public model; did you mean"),
-    (["--models", "flux-dev", "--cards", "H100"], "is several cards"),
-    (["--models", "flux-dev", "--gpus", "0"], "give --gpus at least 1"),
-])  # fmt: skip
-def test_what_is_not_there_is_refused_before_anything_starts(words, said, told, tmp_path, capsys):
-    assert cli.main(["atlas", *words, "--out", str(tmp_path / "out")]) == 2
-    assert said in capsys.readouterr().err and told == [] and not (tmp_path / "out").exists()

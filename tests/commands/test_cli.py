@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import io
 import json
+import shlex
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
-from rich.console import Console
 
 from harness import cli
 from harness.commands import console, doctor, run, single_run
-from harness.commands.progress import Progress
 from harness.launch import launch
 from harness.planner import pool
 from harness.prediction import Prediction
 from harness.result import Result, Status
-from harness.spec import Spec
 from harness.system import gpus
 from harness.system import machine as machines
 from strategies import CATALOG
@@ -52,9 +49,20 @@ SAVED = "train --recipe ddp --checkpoint {p}/saved"
 BAD = {
     "--recipes zeor3": "did you mean 'zero3'",
     f"{ON} --nodes 2 --node-rank 1": "give --rdzv-endpoint HOST:PORT",
+    f"{ON} --nodes 2 --rdzv-endpoint 127.0.0.1": "give --rdzv-endpoint HOST:PORT",
+    f"{ON} --nodes 2 --rdzv-endpoint 127.0.0.1:99999": "give --rdzv-endpoint HOST:PORT",
+    f"{ON} --nodes 2 --rdzv-endpoint no.such.host.invalid:29500": "give node 0's address",
+    f"{ON} --nodes 2 --rdzv-endpoint 127.0.0.1:29500 --node-rank 2": "give --node-rank 0 to 1",
     f"{ON} --processes 3 --nodes 2 --dry-run": "give --processes 2 or 4",
     "run --nodes 2 --on slurm --dry-run": "take the srun line",
     f"{ON} --global-batch 7": "use 6 or 8",
+    f"{ON} --seed {2**64}": f"give --seed at most {2**63 - 1}",
+    f"{ON} --out ''": "--out: the folder's name is empty",
+    "train --recipe ddp --out ' '": "--out: the folder's name is empty",
+    "train --recipe single+checkpoint:every=999 --model DiT-T/4 --out {p}/r":
+        "every=999, and the model has 4 blocks; give at most 4",
+    f"{PLAN} --model DiT-T/8:tokens=1": "tokens is",
+    f"{ON} --data synthetic --model DiT-T/8:tokens=512 --objective flow": "give --objective masked",
     f"{ON} ddp": "'ddp' is given twice",
     f"{ON} --data digts": "did you mean digits",
     f"run {ON} --data latents:{{p}}/lat": "0.npy",
@@ -75,6 +83,11 @@ BAD = {
     f"{PLAN} --precision bfloat16": "a recipe has the precision, as in single+bf16",
     f"{PLAN} --json {{p}}": "it is a folder; give another --json FILE",
     f"{PLAN} --calibration {{p}}/c.json": "not a calibration file",
+    "plan --gpu H100-80GB --model DiT-S/4:depth=100000000": "depth is ",
+    "plan --gpu H100-80GB --model flux-dev --set num_layers=100000000": "num_layers is ",
+    "atlas --models flux-def --out {p}/results": "not a public model; did you mean",
+    "atlas --models flux-dev --cards H100 --out {p}/results": "is several cards",
+    "atlas --models flux-dev --gpus 0 --out {p}/results": "give --gpus at least 1",
     "lint {p}/none.json": "No such file or directory; name a DeepSpeed JSON file",
     "calibrate --device cuda --out {p}/results":
         "device is cuda, but torch sees no GPU here; use --device cpu",
@@ -106,7 +119,7 @@ def test_bad_input(line: str, tmp_path: Path, capsys, monkeypatch, nothing_start
     versions = machines.look(tmp_path).versions | {"torch": "2.13.0+cpu"}
     monkeypatch.setattr(machines.Machine, "versions", versions)
     files_of_bad_words(tmp_path)
-    words = line.format(p=tmp_path).split()
+    words = shlex.split(line.format(p=tmp_path))
     if words[0].startswith(("run", "--")) and "--out" not in words:
         words += ["--out", str(tmp_path / "results")]
     assert call(words) == 2
@@ -274,24 +287,3 @@ def test_the_doctor_needs_no_library_s_data(tmp_path: Path, capsys, monkeypatch)
     assert call(["doctor", "--out", str(tmp_path)]) == 0
     said = capsys.readouterr().out
     assert "zero3_nvme" in said and ("shared GPU" in said) is doctor.WINDOWS.exists()
-
-
-def test_a_log_gets_a_line_an_event() -> None:
-    out, now = io.StringIO(), [0.0]
-    progress = Progress(Console(file=out, width=100), now=lambda: now[0])
-    progress.begin_suite("mine", ["ddp", "zero3_nvme", "zero2"], [True, False, True])
-    progress.begin_run("ddp", 90)
-    for _ in range(130):
-        now[0] += 1
-        progress.status({"phase": "measure", "step": 2, "of": 6})
-    progress.end_run(ok("ddp"))
-    lack = {"reason": "no libaio", "way_out": "install it"}
-    progress.skip(Result(status=Status.UNSUPPORTED, spec=Spec(recipe="zero3_nvme"), **lack))
-    progress.begin_run("zero2", None)
-    progress.stop()
-    suite, began, minute, _, ended, skipped, remedy, last = out.getvalue().splitlines()
-    assert suite == "suite mine: 3 runs, 2 to do" and began.startswith("[1/3] ddp: begins")
-    assert minute == "[1/3] ddp: measuring 2/6  1 min 00 s"
-    assert "200.0 ms a step" in ended and "1.50 GiB" in ended and "2 min 10 s" in ended
-    assert "unsupported" in skipped and "no libaio" in skipped and "install it" in remedy
-    assert last == "[3/3] zero2: begins  about 2 min 10 s left"

@@ -6,8 +6,6 @@ and the reports expected of them.
 
 from __future__ import annotations
 
-import random
-from collections.abc import Iterator
 from pathlib import Path
 
 from harness.report import build, read_suite
@@ -20,7 +18,6 @@ GOLDEN = Path(__file__).parents[1] / "golden" / "report"
 MIB, GIB = 2**20, 2**30
 CPU = {"model": "DiT-S/4", "data": "digits", "global_batch": 16, "steps": 8, "warmup": 2}
 GPU = {**CPU, "model": "DiT-XL/2", "data": "synthetic", "global_batch": 64, "device": "cuda"}
-SHARDINGS = ("ddp", "zero1", "zero2", "zero3", "fsdp2")
 PARTS = ("parameters", "gradients", "optimizer_state", "ema", "activations", "workspace")
 FULL = (126, 126, 252, 126, 96, 40)
 """MiB of ``PARTS`` in the peak of plain ddp."""
@@ -93,17 +90,6 @@ def gone(recipe: str, status: Status, reason: str, way_out: str | None, **fields
     ended = LaunchRecord(exit_code=1, wall_seconds=9.4, tree_peak_bytes=None)
     told = {"reason": reason, "way_out": way_out, "environment": MACHINE}
     return Result(status=status, spec=spec, launch=ended, **told)
-
-
-def large_set(count: int) -> Iterator[tuple[str, Result]]:
-    """Yield ``count`` measured rows of one group by run name, ddp first; their memory and time
-    differ."""
-    dice = random.Random(7)
-    yield "ddp", done("ddp", 0.4, FULL, shift=0.0)
-    for index in range(1, count):
-        recipe = f"{dice.choice(SHARDINGS)}+checkpoint:every={index}"
-        parts = tuple(part * dice.uniform(0.3, 1.5) for part in FULL)
-        yield f"row-{index}", done(recipe, dice.uniform(0.3, 2.0), parts)
 
 
 def ok(recipe: str) -> Result:

@@ -7,12 +7,10 @@ import dataclasses
 
 import pytest
 import torch
-from conftest import SUBJECT, TINY
+from conftest import TINY
 
 from harness.resolve import resolve
 from harness.system import requirements
-from strategies import parse
-from strategies.base import BadInput
 from strategies.losses import functions
 
 WORDS = 512
@@ -62,19 +60,7 @@ def test_a_model_s_loss_is_that_of_its_logits():
     torch.testing.assert_close(found, loss.reshape(1) / x.numel())
 
 
-def test_what_cannot_be_is_refused_by_name(monkeypatch):
-    cut = parse("single+cross_entropy:kind=cut")
-    subject = resolve(TOKENS).subject
-    assert "kind=fused, which runs on a CPU" in str(cut.refusal(cut.launch("cpu", 1, subject)))
-    assert cut.refusal(cut.launch("cuda", 1, subject)) is None
-    plain = parse("single+cross_entropy")
-    assert "DiT-T/8 has no layer over a vocabulary" in str(
-        plain.refusal(plain.launch("cpu", 1, SUBJECT))
-    )
-    with pytest.raises(BadInput, match="tokens is"):
-        resolve(dataclasses.replace(TOKENS, model="DiT-T/8:tokens=1"))
-    with pytest.raises(BadInput, match="give --objective masked"):
-        resolve(dataclasses.replace(TOKENS, objective="flow"))
+def test_a_loss_that_torch_lacks_names_another(monkeypatch):
     monkeypatch.setattr(requirements.importlib.util, "find_spec", lambda name: None)
     lack = requirements.lacks("linear_cross_entropy", None, TOKENS)
     assert "no linear_cross_entropy" in lack.text and "kind=chunked" in lack.hint

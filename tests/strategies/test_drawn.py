@@ -8,7 +8,7 @@ import dataclasses
 
 import pytest
 import torch
-from conftest import DRAWN, SUBJECT, TINY
+from conftest import DRAWN, SUBJECT
 
 from harness.resolve import resolve
 from harness.spec import Spec
@@ -113,24 +113,6 @@ def test_each_strategy_is_refused_where_it_has_no_effect(name):
         else:
             assert bool(said) == (workload not in kind.workloads)
         assert not said or ("; " in said and "\n" not in said)
-
-
-@pytest.mark.parametrize(
-    ("text", "workload", "words"),
-    [
-        ("single+sgd", SAMPLE, ["sgd", "no optimizer", "leave it out"]),
-        ("zero1", SAMPLE, ["zero1", "no optimizer state", "take single"]),
-        ("single+fp16", SAMPLE, ["fp16", "no loss to scale", "fp16_pure"]),
-        ("single+lora", SAMPLE, ["lora", "merge lora", "--weights"]),
-        ("single+sp", SAMPLE, ["sp: samples are drawn by one process", "leave it out"]),
-        ("ddp", SAMPLE, ["ddp: samples are drawn by one process", "take single"]),
-        ("single+int8", TRAIN, ["int8", "no gradient", "qlora"]),
-    ],
-)
-def test_what_is_out_of_place_is_refused_by_name(text, workload, words):
-    spec = dataclasses.replace(DRAWN if workload == SAMPLE else TINY, recipe=text)
-    found = str(resolve(dataclasses.replace(spec, processes=1)).refusal)
-    assert [word for word in words if word not in found] == []
 
 
 @pytest.mark.parametrize("name", [*ABSENT, "Flash-Decoding"])

@@ -68,6 +68,16 @@ REFUSED: list[tuple[str, int, list[str], dict[str, object]]] = [
     ("single+distill", 1, ["--model and --weights"], SAMPLE),
     ("ddp+distill:width=256,feature=1.0", 2, ["128 wide", "leave feature out"], {}),
     ("ddp+distill", 2, ["no depth and width"], WORDS),
+    ("single+cross_entropy:kind=cut", 1, ["kind=fused, which runs on a CPU"], WORDS),
+    ("single+cross_entropy", 1, ["DiT-T/8 has no layer over a vocabulary"], {}),
+    # What has no effect in a workload.
+    ("single+sgd", 1, ["sgd", "no optimizer", "leave it out"], SAMPLE),
+    ("zero1", 1, ["zero1", "no optimizer state", "take single"], SAMPLE),
+    ("single+fp16", 1, ["fp16", "no loss to scale", "fp16_pure"], SAMPLE),
+    ("single+lora", 1, ["lora", "merge lora", "--weights"], SAMPLE),
+    ("single+sp", 1, ["sp: samples are drawn by one process", "leave it out"], SAMPLE),
+    ("ddp", 1, ["ddp: samples are drawn by one process", "take single"], SAMPLE),
+    ("single+int8", 1, ["int8", "no gradient", "qlora"], {}),
     # Engines.
     ("single", 2, ["one process, not 2"], {}),
     ("fsdp2", 1, ["one process cannot shard; use single"], {}),

@@ -57,16 +57,16 @@ def runs(tmp_path_factory) -> tuple[dict[str, Result], Path]:
     """Name -> result, and where the folders of those names are."""
     base = tmp_path_factory.mktemp("parallel")
 
-    def case(recipe: str, *words: str) -> Case:
+    def case(recipe: str, *words: str, fault: str = "") -> Case:
         ranks = 4 if recipe in (FOUR, QUARTERS, "hsdp", *AGAIN) else 2
-        return Case(dataclasses.replace(TWO, recipe=recipe, processes=ranks), words)
+        return Case(dataclasses.replace(TWO, recipe=recipe, processes=ranks), words, fault=fault)
 
     cases = {recipe: case(recipe) for recipe in ("ddp", *EQUAL, *OTHERS, *AGAIN)}
-    cases |= {name: case("ddp+sp", "--sabotage", name) for _, name in LOST.values()}
+    cases |= {name: case("ddp+sp", fault=name) for _, name in LOST.values()}
     for recipe, names in (("ddp", RANKS), ("fsdp2", SHARDED), ("hsdp", HYBRID)):
-        cases |= {name: case(recipe, "--sabotage", name) for name in names}
-    cases[LEFT_OUT] = case("fsdp2", "--sabotage", *RANKS)
-    cases[OWN_SAMPLES] = case("ddp+sp", "--sabotage", OWN_SAMPLES)
+        cases |= {name: case(recipe, fault=name) for name in names}
+    cases[LEFT_OUT] = case("fsdp2", fault=next(iter(RANKS)))
+    cases[OWN_SAMPLES] = case("ddp+sp", fault=OWN_SAMPLES)
     cases["tokens"] = Case(TOKENS)
     for name, text in PUBLIC.items():
         ranks = 4 if "fsdp2" in text else 2

@@ -85,15 +85,16 @@ def runs(tmp_path_factory) -> tuple[Mapping[str, Result], Path]:
     """Name -> result, run when it is read, and where the folders of those names are."""
     base = tmp_path_factory.mktemp("pipeline")
 
-    def case(recipe: str, *words: str, ranks: int = 2, steps: int = 1) -> Case:
-        return Case(dataclasses.replace(TWO, recipe=recipe, steps=steps, processes=ranks), words)
+    def case(recipe: str, *words: str, ranks: int = 2, steps: int = 1, fault: str = "") -> Case:
+        spec = dataclasses.replace(TWO, recipe=recipe, steps=steps, processes=ranks)
+        return Case(spec, words, fault=fault)
 
     cases = {recipe: case(recipe) for recipe in ("ddp", *EQUAL, *OTHERS)}
     cases |= {recipe: case(recipe, ranks=4) for recipe in WIDE}
     cases |= {f"{recipe} of words": Case(words(recipe)) for recipe in WORDS}
     for recipe, name, *_ in [*LOST.values(), ("pp", UNLIKE)]:
         ranks = 4 if recipe in WIDE else 2
-        cases[f"{recipe} {name}"] = case(recipe, "--sabotage", name, ranks=ranks)
+        cases[f"{recipe} {name}"] = case(recipe, ranks=ranks, fault=name)
     folder = base / "checkpoints"
     kept = ["--checkpoint", str(folder), "--averaged", str(base / "averaged.safetensors")]
     cases[SAVED] = case(REPEATED, *kept, ranks=4, steps=2)

@@ -59,7 +59,7 @@ def runs(tmp_path_factory) -> tuple[dict[str, Result], Path]:
     was saved after two steps and four, and "again", which goes on from two."""
     base = tmp_path_factory.mktemp("tensor")
     cases = {recipe: Case(spec_of(recipe)) for recipe in ("ddp", *EQUAL)}
-    cases |= {name: Case(spec_of(PLAIN), ("--sabotage", name)) for name in CUT}
+    cases |= {name: Case(spec_of(PLAIN), fault=name) for name in CUT}
     cases["tokens"] = Case(TOKENS)
     state = base / "state"
     words = ("--checkpoint", str(state / "saved"), "--save-every", "2")
@@ -70,7 +70,7 @@ def runs(tmp_path_factory) -> tuple[dict[str, Result], Path]:
     (state / "again").mkdir(parents=True)
     cases["again"] = Case(spec_of(PLAIN, steps=3), again, copied)
     cases |= {f"flux {recipe}": Case(flux(recipe)) for recipe in ("ddp", PLAIN)}
-    cases |= {f"flux {name}": Case(flux(PLAIN), ("--sabotage", name)) for name in SUMS}
+    cases |= {f"flux {name}": Case(flux(PLAIN), fault=name) for name in SUMS}
     cases |= {name: Case(miniature(name, PLAIN, processes=4)) for name in REACHED}
     return launched_together(cases, base), base
 

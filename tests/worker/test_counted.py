@@ -16,6 +16,7 @@ from harness.memory.record import as_measured
 from harness.planner import pool
 from harness.resolve import resolve
 from harness.spec import Spec
+from harness.subjects.dit import presets
 
 pytestmark = pytest.mark.thorough
 
@@ -61,30 +62,15 @@ def test_the_trace_is_the_allocator_s_peak(pairs, recipe):
     )
 
 
-def weights(pair: Spec) -> tuple[int, int]:
-    """Trained and frozen elements of a DiT, by hand: Peebles and Xie 2022 (arXiv:2212.09748)."""
-    subject = resolve(pair).subject
-    shape, data = subject.shape, subject.data
-    d, patch = shape.hidden_size, data.channels * shape.patch_size**2
-    tokens = (data.input_size // shape.patch_size) ** 2
-
-    def linear(inputs: int, outputs: int) -> int:
-        return inputs * outputs + outputs
-
-    embeddings = linear(patch, d) + linear(256, d) + linear(d, d) + (data.classes + 1) * d
-    block = linear(d, 6 * d) + linear(d, 3 * d) + linear(d, d)
-    block += linear(d, 4 * d) + linear(4 * d, d)
-    return embeddings + shape.depth * block + linear(d, 2 * d) + linear(d, 2 * patch), tokens * d
-
-
-def states(recipe: str) -> dict[str, float]:
-    """Bytes of what stands, by ZeRO's table (arXiv:1910.02054)."""
-    count, frozen = weights(PAIR)
-    engine = recipe.partition("+")[0]
+def states(recipe: str) -> tuple[int, dict[str, float]]:
+    """The model's bytes, and those of what stands, by ZeRO's table (arXiv:1910.02054)."""
+    subject, engine = resolve(PAIR).subject, recipe.partition("+")[0]
+    count = presets.trainable_count(subject.shape, classes=subject.data.classes)
+    frozen = subject.parameters - count
     stage = int(engine[4]) if engine.startswith("zero") else 0
     each = 2 if stage and "bf16" in recipe else 4
     share = count / (2 if stage else 1)
-    return {
+    return 4 * subject.parameters, {
         "parameters": each * (count / 2 if stage == 3 else count) + each * frozen,
         "optimizer_state": (12 if stage else 8) * share,
         "ema": 4 * share,
@@ -93,13 +79,12 @@ def states(recipe: str) -> dict[str, float]:
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_what_stands_is_what_shapes_and_zero_s_table_say(pairs, recipe):
-    found, expected = pairs[recipe], states(recipe)
+    found, (whole, expected) = pairs[recipe], states(recipe)
     for name in ("optimizer_state", "ema"):
         assert found[name] == pytest.approx(expected[name], rel=0.01), name
     if "zero3" in recipe:  # beside its share it has what it gathered for the layers at work
         gathered = found["parameters"] - expected["parameters"]
-        count, frozen = weights(PAIR)
-        assert 0 < gathered < 1.2 * 4 * (count + frozen)
+        assert 0 < gathered < 1.2 * whole
     else:
         assert found["parameters"] == pytest.approx(expected["parameters"], rel=0.01)
 

@@ -94,7 +94,7 @@ def test_a_row_that_only_rounds_is_held_to_its_gradients(name, trained_as, refer
 
 
 def test_a_launched_control_is_void_and_keeps_its_curves(tmp_path):
-    case = Case(TINY, ("--sabotage", "rounded"))
+    case = Case(TINY, fault="rounded")
     row = launched_together({"run": case}, tmp_path)["run"]
     assert row.status is Status.VOID and "altered: rounded" in row.reason
     assert len(row.losses) == len(row.grad_norms) >= TINY.warmup + TINY.steps
