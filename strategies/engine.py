@@ -426,7 +426,7 @@ class TrainingRun:
     optimizer: Any
     launch: RunContext
     settings: Settings
-    attached: dict[str, Any]
+    attached: dict[str, Any] = field(default_factory=dict)
     optimizer_steps: int = 0
     resumed_steps: int = 0
     micro_steps: int = 0

@@ -277,13 +277,13 @@ def showing(text: str) -> Spec:
     return dataclasses.replace(TINY, recipe=text, model=model)
 
 
-def observe_here(run, log, text: str) -> None:
+def observe_here(run, text: str) -> None:
     """One more step of a run of ``train_here``, watched for evidence as a measured run's is."""
     from harness.worker.loop import optimizer_step
     from strategies.evidence.watching import observing
 
-    with observing(run.trained, parse(text).strategies, run.feed.dataset):
-        optimizer_step(run, run.trained.optimizer_steps, log)
+    with observing(run, parse(text).strategies, run.feed.dataset):
+        optimizer_step(run, run.optimizer_steps)
 
 
 def living() -> list:
@@ -295,15 +295,15 @@ def living() -> list:
 
 
 def traced_here(train_here, spec: Spec, steps: int = 2):
-    """A run of so many steps, its log, and the categories of a traced one more; what other tests
+    """A run of so many steps, and the categories of a traced one more; what other tests
     have left is not in it."""
     from harness.memory.traced_step import trace_step
     from harness.worker.loop import optimizer_step
 
     left = living()
-    run, log = train_here(spec, steps)
+    run = train_here(spec, steps)
     held = [*vars(run.feed.dataset).values(), *left]
-    return run, log, trace_step(run.trained, "cpu", lambda: optimizer_step(run, steps, log), held)
+    return run, trace_step(run, "cpu", lambda: optimizer_step(run, steps), held)
 
 
 def highest(prof) -> int:
@@ -321,14 +321,14 @@ def profiled(resolved, steps: int = 2) -> int:
     from torch.profiler import ProfilerActivity, profile
 
     from harness.worker import setup
-    from harness.worker.loop import Log, optimizer_step
+    from harness.worker.loop import optimizer_step
 
     accelerator = setup.make_accelerator(resolved)
-    feed, log = setup.build_feed(resolved, accelerator), Log()
+    feed = setup.build_feed(resolved, accelerator)
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as prof:
         run = setup.prepare(resolved, feed, accelerator, Path("unused"), lambda phase: None)
         for step in range(steps):
-            optimizer_step(run, step, log)
+            optimizer_step(run, step)
     return highest(prof)
 
 
@@ -376,10 +376,10 @@ def draw_here() -> Iterator[Callable]:
         torch.set_num_threads(1)
         resolved = resolve(spec)
         accelerator = setup.make_accelerator(resolved)
-        run = setup.prepare(resolved, None, accelerator, Path("unused"), lambda phase: None)
-        drawing = Drawing(resolved=resolved, trained=run.trained)
+        scratch = Path("unused")
+        drawing = setup.prepare(resolved, None, accelerator, scratch, lambda phase: None, Drawing)
         drawing.step()
-        with observing(drawing.trained, resolved.recipe.strategies):
+        with observing(drawing, resolved.recipe.strategies):
             drawing.watched_step()
         return drawing
 
@@ -406,7 +406,7 @@ def forget() -> None:
 def trained_here(
     spec: Spec, steps: int, scratch: Path = Path("unused"), first=lambda run: None, simulated=False
 ):
-    """Prepare a spec in this process and take steps, behind what is done ``first``: (run, log).
+    """Prepare a spec in this process and take steps, behind what is done ``first``; return the run.
 
     ``simulated``: as rank 0 of the spec's processes, on torch's fake process group, which reports
     so many ranks and moves nothing.
@@ -414,12 +414,12 @@ def trained_here(
     import torch
 
     from harness.worker import setup
-    from harness.worker.loop import Log, optimizer_step
+    from harness.worker.loop import optimizer_step
 
     settle()
     forget()
     torch.set_num_threads(1)  # threads that wait for one another crawl on a busy machine
-    resolved, log = resolve(spec), Log()
+    resolved = resolve(spec)
     if simulated:
         from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -432,8 +432,8 @@ def trained_here(
     run = setup.prepare(resolved, feed, accelerator, scratch, lambda phase: None)
     first(run)
     for step in range(steps):
-        optimizer_step(run, step, log)
-    return run, log
+        optimizer_step(run, step)
+    return run
 
 
 @pytest.fixture

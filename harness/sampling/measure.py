@@ -21,13 +21,13 @@ from torch import Tensor
 
 from harness.resolve import Resolved
 from harness.result import Check, Drawn, Result
-from harness.subjects.objectives import guided, objective_of
+from harness.subjects.objectives import guided
 from harness.worker import audit as grid
 from harness.worker.audit import collect_evidence
+from harness.worker.loop import Run
 from harness.worker.measure import altered, begin, measured_rank, result_of, traced_steps
-from harness.worker.passes import Bench, measured_steps
+from harness.worker.passes import measured_steps
 from harness.worker.status import Reporter
-from strategies.engine import TrainingRun
 from strategies.evidence.rules import relative_error
 from strategies.evidence.watching import observing
 from strategies.initial import keyed
@@ -47,25 +47,29 @@ def noise_of(resolved: Resolved) -> Tensor:
 
 
 @dataclass(kw_only=True)
-class Drawing:
-    """A sampler.
+class Drawing(Run):
+    """Run whose step is a batch of samples.
 
     ``calls``: samples of each call of the model in the last batch. ``drawn``: its output.
-    ``began``: a hash of the first call's input.
+    ``began``: a hash of the first call's input. ``kept``: the samples of the last timed batch.
     """
 
-    resolved: Resolved
-    trained: TrainingRun
     labels_B: Tensor = field(init=False)
     noise_BCHW: Tensor = field(init=False)
     calls: list[int] = field(default_factory=list)
     drawn: Tensor | None = None
     began: str = ""
+    kept: Tensor | None = None
 
     def __post_init__(self) -> None:
-        device = self.trained.accelerator.device
+        device = self.accelerator.device
         self.labels_B = labels_of(self.resolved).to(device)
         self.noise_BCHW = noise_of(self.resolved).to(device)
+
+    @property
+    def baseline(self) -> tuple[Any, ...]:
+        """The samples kept for the result, which count as held before the step."""
+        return () if self.kept is None else (self.kept,)
 
     def batch(self, noise_BCHW: Tensor | None = None) -> Tensor:
         """Return samples [B, C, H, W] in float32, for all labels.
@@ -73,29 +77,27 @@ class Drawing:
         Args:
             noise_BCHW: the initial noise; the spec's if None.
         """
-        spec, trained = self.resolved.spec, self.trained
+        spec, channels = self.resolved.spec, self.subject.data.channels
         noise = self.noise_BCHW if noise_BCHW is None else noise_BCHW
         self.calls.clear()
         # No inference mode: a trace would see whole layers, without their allocations.
         with torch.no_grad():
-            channels = self.resolved.subject.data.channels
             predict = guided(self._ask, {"y": self.labels_B}, spec.scale, channels)
             generator = torch.Generator(noise.device).manual_seed(spec.seed)
-            drawn = objective_of(spec.objective).sample(
+            drawn = self.objective.sample(
                 predict, noise, steps=spec.drawn_steps, generator=generator
             )
-        trained.optimizer_steps += 1
-        for attachment in trained.attached.values():
+        self.optimizer_steps += 1
+        for attachment in self.attached.values():
             attachment.after_step()
         return drawn
 
     def _ask(self, x: Tensor, t_B: Tensor, conditions: Mapping[str, Tensor]) -> Any:
-        self.trained.micro_steps += 1
+        self.micro_steps += 1
         self.calls.append(len(x))
         if self.began == "unseen":
             self.began = digest(x[: len(self.labels_B)])
-        trained = self.trained
-        out = trained.subject.predict(trained.model, x, t_B, conditions)
+        out = self.subject.predict(self.model, x, t_B, conditions)
         return out.float()  # the two halves are far larger than their difference
 
     def step(self) -> None:
@@ -126,29 +128,28 @@ changed.
 """
 
 
-def audit(resolved: Resolved, drawing: Drawing, kept: Tensor) -> list[Check]:
+def audit(run: Drawing, kept: Tensor) -> list[Check]:
     """Return the checks that hold for every recipe.
 
     Args:
-        drawing: after a watched batch.
+        run: after a watched batch.
         kept: the samples of the last timed batch.
     """
-    spec, trained = resolved.spec, drawing.trained
-    accelerator, shape = trained.accelerator, resolved.subject.data.sample_shape
-    apart = relative_error(drawing.drawn.double(), kept.double())
-    gradients = [p for p in trained.module.parameters() if p.requires_grad or p.grad is not None]
+    resolved, spec, accelerator = run.resolved, run.resolved.spec, run.accelerator
+    apart = relative_error(run.drawn.double(), kept.double())
+    gradients = [p for p in run.module.parameters() if p.requires_grad or p.grad is not None]
     halves = 1 if spec.scale == 1 else 2  # guidance: with conditions, and without
     asked_calls = {str(halves * spec.global_batch): resolved.evaluations}
-    found_calls = {str(size): count for size, count in Counter(drawing.calls).items()}
+    found_calls = {str(size): count for size, count in Counter(run.calls).items()}
     rows = [
         ("processes", 1, accelerator.num_processes),
         ("device", spec.device, accelerator.device.type),
         ("engine", resolved.launch.engine.file.kind, accelerator.distributed_type.value),
-        ("samples", [spec.global_batch, *shape], list(kept.shape)),
+        ("samples", [spec.global_batch, *run.subject.data.sample_shape], list(kept.shape)),
         ("calls of the model", asked_calls, found_calls),
-        ("noise", digest(noise_of(resolved)), drawing.began),
+        ("noise", digest(noise_of(resolved)), run.began),
         ("samples finite", True, bool(torch.isfinite(kept).all())),
-        ("eval mode", True, not trained.module.training),
+        ("eval mode", True, not run.module.training),
         ("parameters with a gradient", 0, len(gradients)),
         ("samples drawn again are equal", True, apart <= AGAIN),
     ]
@@ -161,42 +162,24 @@ KEPT = 4
 COLUMNS = 8
 
 
-@dataclass(kw_only=True)
-class DrawingBench(Bench):
-    """A bench whose step is a batch of samples."""
-
-    drawing: Drawing
-    kept: Tensor | None = None
-
-    @property
-    def baseline(self) -> tuple[Any, ...]:
-        """The samples kept for the result, which count as held before the step."""
-        return () if self.kept is None else (self.kept,)
-
-    def step(self) -> None:
-        self.drawing.step()
-
-
 def measure(resolved: Resolved, folder: Path, reporter: Reporter) -> Result | None:
     """Draw samples from noise on one process, and measure them."""
     started = datetime.now(UTC).isoformat(timespec="seconds")
-    begun = begin(resolved, folder, reporter)
-    drawing = Drawing(resolved=resolved, trained=begun.run.trained)
-    bench = DrawingBench(**vars(begun), drawing=drawing)
-    touched = altered(bench.run)
-    measured_steps(bench)
-    kept = bench.kept = drawing.drawn
+    run: Any = begin(resolved, folder, reporter, kind=Drawing)
+    touched = altered(run)
+    measured_steps(run)
+    kept = run.kept = run.drawn
     reporter.enter("anatomy")
-    categories = traced_steps(bench)
-    with observing(drawing.trained, resolved.recipe.strategies):
-        drawing.watched_step()
+    categories = traced_steps(run)
+    with observing(run, resolved.recipe.strategies):
+        run.watched_step()
     reporter.enter("evidence")
-    evidence, checks = collect_evidence(resolved, drawing.trained)
-    checks = touched + checks + audit(resolved, drawing, kept)
+    evidence, checks = collect_evidence(run)
+    checks = touched + checks + audit(run, kept)
     reporter.enter("save")
-    ranks = [measured_rank(bench, categories)]
+    ranks = [measured_rank(run, categories)]
     grid.write_grid(kept, folder / PICTURE, COLUMNS, grey=resolved.spec.data == "digits")
-    result = result_of(bench, ranks, [], checks, {"started": started, "evidence": evidence})
+    result = result_of(run, ranks, [], checks, {"started": started, "evidence": evidence})
     result.parameters = resolved.subject.parameters  # packed codes are fewer than the weights
     some = kept[:KEPT].detach().float().cpu().contiguous()
     result.drawn = Drawn(

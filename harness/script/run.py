@@ -164,7 +164,7 @@ def _too_few(row: ScriptRow, watch: Watch) -> Refused:
         text = "the script ended without a training step by accelerator.backward"
         text = "the script made no Accelerator" if watch.accelerator is None else text
         return Refused(f"{text}; give the script that trains, with its arguments")
-    taken = watch.bench.trained.optimizer_steps + watch.complete()
+    taken = watch.bench.run.optimizer_steps + watch.complete()
     return TooFew(
         f"the script ended after {taken} optimizer steps, and {needed} are needed; give it more "
         "steps (--max_train_steps or more epochs), or a lower --steps and --warmup"

@@ -25,10 +25,8 @@ from harness.script.model import REPLACED, Census, census
 from harness.script.row import ScriptRow
 from harness.worker import passes, samples
 from harness.worker.audit import collect_evidence, gather
-from harness.worker.loop import Log, Run
+from harness.worker.loop import Run
 from harness.worker.measure import measured_rank, result_of
-from harness.worker.samples import GpuWatch
-from strategies.engine import TrainingRun
 from strategies.engines.fsdp.engine import whole
 from strategies.evidence import states
 from strategies.evidence.watching import in_phase, observing
@@ -56,20 +54,9 @@ class Bench:
     ``watch`` observes the script (``harness.script.watch.Watch``).
     """
 
-    def __init__(self, watch: Any, trained: TrainingRun) -> None:
-        row: ScriptRow = watch.row
-        asks = trained.accelerator.device.type == "cuda" and trained.accelerator.is_main_process
-        self.inner = passes.Bench(
-            resolved=row,
-            folder=watch.folder,
-            reporter=watch.reporter,
-            meter=watch.meter,
-            run=Run(trained=trained, feed=None, objective=None, digest=""),
-            log=Log(),
-            watch=GpuWatch(row.spec.local_processes if asks else 0),
-        )
+    def __init__(self, watch: Any, run: Run) -> None:
         self.started = datetime.now(UTC).isoformat(timespec="seconds")
-        self.watch, self.row, self.trained, self.log = watch, row, trained, self.inner.log
+        self.watch, self.row, self.run, self.log = watch, watch.row, run, run.log
         self.categories: dict[str, Any] = {}
         self.losses: list[torch.Tensor] = []
         self.micro: list[int] = []
@@ -99,22 +86,22 @@ class Bench:
     def loss(self, loss: Any) -> None:
         """Receive the loss of a backward pass that begins."""
         self.losses.append(loss.detach().float().mean())
-        self.trained.micro_steps += 1
+        self.run.micro_steps += 1
 
     def boundary(self) -> None:
         """Receive the end of one optimizer step, and begin the next."""
-        self.inner.meter.synchronize()
+        self.run.meter.synchronize()
         if self.clocked:
             self.log.seconds.append(time.perf_counter() - self.began)
             self.log.used.append(samples.now() - self.before)
         self.inputs.close()
-        self.trained.optimizer_steps += 1
-        losses = self.losses or [torch.full((), math.nan, device=self.trained.accelerator.device)]
+        self.run.optimizer_steps += 1
+        losses = self.losses or [torch.full((), math.nan, device=self.run.accelerator.device)]
         self.log.losses.append(torch.stack(losses).mean())
         self.micro.append(len(self.losses))
         self.log.norms.append(self.norm)
         self.losses, self.norm = [], None
-        for attachment in self.trained.attached.values():
+        for attachment in self.run.attached.values():
             attachment.after_step()
         if next(self.order, "end") == "end":
             self.finish()
@@ -123,8 +110,8 @@ class Bench:
 
     def _start_clock(self) -> None:
         if self.clocked:
-            self.trained.accelerator.wait_for_everyone()
-        self.inner.meter.synchronize()
+            self.run.accelerator.wait_for_everyone()
+        self.run.meter.synchronize()
         self.before, self.began = samples.now(), time.perf_counter()
 
     # ---- order of the steps ----
@@ -132,13 +119,13 @@ class Bench:
     def _take(self, count: int, peaks: dict[int, str] | None = None) -> Iterator[None]:
         for index in range(count):
             if peaks and index in peaks:
-                self.inner.meter.enter(peaks[index])
+                self.run.meter.enter(peaks[index])
             yield
-            self.inner.reporter.at(index + 1)
+            self.run.reporter.at(index + 1)
 
     def _measured(self) -> Iterator[None]:
         """Take the steps in the order of ``harness.worker.passes.measured_steps``."""
-        spec, reporter, watch = self.row.spec, self.inner.reporter, self.inner.watch
+        spec, reporter, gpus = self.row.spec, self.run.reporter, self.run.gpus
         reporter.enter("warmup", spec.warmup)
         yield from self._take(spec.warmup, passes.WARMUP_PEAKS)
         reporter.enter("memory", passes.READ)
@@ -146,39 +133,39 @@ class Bench:
         yield from self._cut()
         samples.keep_freed()
         reporter.enter("settle", passes.SETTLING)
-        watch.begin("before")
+        gpus.begin("before")
         yield from self._take(1)
-        watch.end()
+        gpus.end()
         yield from self._take(passes.SETTLING - 1)
         self.log.timed_from = len(self.log.seconds)
         reporter.enter("measure", spec.steps)
         yield from self._take(spec.steps)
         self.clocked = False
-        watch.begin("after")
+        gpus.begin("after")
         yield from self._traced()
         reporter.enter("evidence")  # of one step that the added strategies watch
-        with observing(self.trained, self.row.recipe.strategies[1:]):
+        with observing(self.run, self.row.recipe.strategies[1:]):
             self.inputs.enter_context(in_phase(INPUTS))
             yield
 
     def _checked(self) -> Iterator[None]:
         """Take one step metered as a whole, and a traced one."""
-        self.inner.reporter.enter("warmup", 1)
+        self.run.reporter.enter("warmup", 1)
         yield from self._take(1, passes.WARMUP_PEAKS)
-        self.inner.meter.close()
+        self.run.meter.close()
         self.log.timed_from = 1
         yield from self._traced(once=True)
 
     def _cut(self) -> Iterator[None]:
         """Take one step with a peak for each of its phases, then stop the meter."""
-        meter, trained = self.inner.meter, self.trained
+        meter, run = self.run.meter, self.run
         self.clocked = False
 
         def forward_begins() -> None:
             if getattr(meter, "_running", "") == INPUTS:
                 meter.enter("forward")
 
-        with trained.engine.phase_hooks(trained, meter.enter):
+        with run.engine.phase_hooks(run, meter.enter):
             meter.enter(INPUTS)
             self.forward_begins = forward_begins
             yield
@@ -189,35 +176,34 @@ class Bench:
 
     def _traced(self, once: bool = False) -> Iterator[None]:
         """Take one step for each kind of memory, and keep the tensors alive at its peak."""
-        if "compiled" in self.trained.launch.traits:
+        if "compiled" in self.run.launch.traits:
             note = "not traced by category: compiled graphs allocate unseen"
-            self.inner.meter.notes.append(note)
+            self.run.meter.notes.append(note)
             return
-        self.inner.reporter.enter("anatomy")
-        kinds = dict.fromkeys((self.trained.accelerator.device.type, "cpu"))
+        self.run.reporter.enter("anatomy")
+        kinds = dict.fromkeys((self.run.accelerator.device.type, "cpu"))
         for kind in list(kinds)[:1] if once else kinds:
             now = self.beside()
             known = {"ema": now.averages, RESIDENT: now.tensors}
-            with tracing(self.trained, kind, known=known) as tracer:
+            with tracing(self.run, kind, known=known) as tracer:
                 del now, known
                 yield
-            self.categories[kind] = categories_of(tracer, self.trained)
+            self.categories[kind] = categories_of(tracer, self.run)
 
     # ---- result ----
 
     def finish(self) -> Result | None:
         """Collect the evidence of all ranks; on rank 0 write the result and return it."""
-        trained = self.trained
-        log, here = self.log, trained.accelerator
-        self.inner.reporter.enter("evidence")
+        run, log, here = self.run, self.log, self.run.accelerator
+        self.run.reporter.enter("evidence")
         losses = here.reduce(torch.stack(log.losses), reduction="mean").tolist()
         log.norms = [None if norm is None else float(whole(norm)) for norm in log.norms]
-        evidence, checks = collect_evidence(self.row, trained)
+        evidence, checks = collect_evidence(run)
         types = {"compute_dtype": self.types[0]} if self.types and self.types[0] else {}
-        types |= states.stored_dtypes(trained)
+        types |= states.stored_dtypes(run)
         evidence |= {"precision": types, "script": self.watch.facts()}
         checks += self._audit(losses)
-        self.inner.reporter.enter("save")
+        self.run.reporter.enter("save")
         accumulation, notes = max(1, self._accumulation()), self._notes()
         batch = self.watch.global_batch() * accumulation
         if not batch:
@@ -228,22 +214,22 @@ class Bench:
         # The row with the batch that was read off the run.
         spec = dataclasses.replace(self.row.spec, global_batch=batch or 1)
         micro = batch // (self.row.launch.layout.data * accumulation)
-        self.inner.resolved = dataclasses.replace(self.row, spec=spec, micro_batch=micro)
-        self.inner.meter.notes += notes
-        mine = measured_rank(self.inner, self.categories)
+        self.run.resolved = dataclasses.replace(self.row, spec=spec, micro_batch=micro)
+        self.run.meter.notes += notes
+        mine = measured_rank(run, self.categories)
         mine.resident = self.census.by_owner
-        ranks = gather(trained, mine)
+        ranks = gather(run, mine)
         if not here.is_main_process:
             return None
         facts = {"started": self.started, "projections": None}
-        result = result_of(self.inner, ranks, losses, checks, {**facts, "evidence": evidence})
+        result = result_of(run, ranks, losses, checks, {**facts, "evidence": evidence})
         result.accumulation = accumulation
-        result.write(self.inner.folder / "result.json")
+        result.write(self.run.folder / "result.json")
         return result
 
     def beside(self) -> Census:
         """Return the tensors beside the trained model."""
-        return census([self.trained.module], self.watch.before_prepare)
+        return census([self.run.module], self.watch.before_prepare)
 
     def _notes(self) -> list[str]:
         """Return remarks for the reader of the row."""
@@ -274,9 +260,9 @@ class Bench:
 
     def _audit(self, losses: list[float]) -> list[Check]:
         """Return the checks that hold for every script."""
-        trained, here = self.trained, self.trained.accelerator
-        engine_report = trained.engine.report(trained)
-        variants = len(set(gather(trained, tuple(self.micro))))
+        run, here = self.run, self.run.accelerator
+        engine_report = run.engine.report(run)
+        variants = len(set(gather(run, tuple(self.micro))))
         rows = [
             ("processes", self.row.spec.processes, here.num_processes),
             ("device", self.row.spec.device, here.device.type),
@@ -284,7 +270,7 @@ class Bench:
             ("losses finite", True, all(map(math.isfinite, losses))),
             ("variants of the ranks' backward passes", 1, variants),
         ]
-        steps = engine_report.steps if engine_report.steps is not None else states.counted(trained)
+        steps = engine_report.steps if engine_report.steps is not None else states.counted(run)
         if steps is not None:
             rows.append(("optimizer stepped", True, steps > 0))
         return [Check(name=n, asked=a, found=f, ok=a == f) for n, a, f in rows]

@@ -25,9 +25,10 @@ from harness.script.parts import Cannot, Swapped, settings_of, swap
 from harness.script.row import CLIPPING, ScriptRow
 from harness.script.settle import Refused, Void
 from harness.script.steps import Bench, Finished
+from harness.worker.loop import Run
 from harness.worker.meter import cards_before, make_meter
+from harness.worker.samples import GpuWatch
 from harness.worker.status import Reporter
-from strategies.engine import TrainingRun
 from strategies.subject import DataFacts
 
 GIVE_UP = 3
@@ -205,20 +206,25 @@ class Watch:
         inner = [_innermost(o) for o in optimizers]
         joined = Joined(inner) if inner else self.seen_optimizers
         subject = self._subject(blocks, self.linears)
-        trained = TrainingRun(
+        run = Run(
+            resolved=self.row,
             accelerator=self.accelerator,
             model=module if "one_process" in self.row.launch.traits else models[0],
             module=module,
             optimizer=optimizers[0] if len(optimizers) == 1 else joined,
             launch=dataclasses.replace(self.row.launch, subject=subject),
             settings=settings_of(inner[0]) if inner else self.row.settings,
-            attached={},
+            folder=self.folder,
+            reporter=self.reporter,
+            meter=self.meter,
         )
-        self.bench = Bench(self, trained)
+        if self.accelerator.device.type == "cuda" and self.accelerator.is_main_process:
+            run.gpus = GpuWatch(self.row.spec.local_processes)
+        self.bench = Bench(self, run)
         for part in self.row.recipe.strategies:
-            attachment = part.attach(trained)
+            attachment = part.attach(run)
             if attachment is not None:
-                trained.attached[part.name] = attachment
+                run.attached[part.name] = attachment
         self._note_type(module)
 
     def _note_type(self, module: nn.Module) -> None:
@@ -391,7 +397,7 @@ class Watch:
         optimizers = [type(_innermost(o)).__name__ for o in here._optimizers]
         return {
             "models": [type(m).__name__.removeprefix("FSDP") for m in modules],
-            "blocks": len(bench.trained.blocks()) if bench else 0,
+            "blocks": len(bench.run.blocks()) if bench else 0,
             "parameters": sum(sizes),
             "trained_parameters": free,
             "optimizers": optimizers or [type(o).__name__ for o in self.seen_optimizers.members],

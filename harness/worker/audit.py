@@ -19,10 +19,9 @@ from PIL import Image
 from torch import Tensor
 
 from harness.data.feed import sample_order
-from harness.resolve import Resolved
 from harness.result import Check, Projections
 from harness.void import SHOWN
-from harness.worker.loop import Log
+from harness.worker.loop import Run
 from strategies.base import NotInForce
 from strategies.engine import TrainingRun
 from strategies.evidence import states
@@ -34,55 +33,47 @@ STEPS_TO_MOVE = 3
 open the blocks, the third all."""
 
 
-def collect_evidence(
-    resolved: Resolved, trained: TrainingRun
-) -> tuple[dict[str, Any], list[Check]]:
+def collect_evidence(run: Run) -> tuple[dict[str, Any], list[Check]]:
     """Return each strategy's facts from rank 0, and a check that holds only if every rank shows
     them.
 
     Every rank computes all evidence, because some of it communicates.
     """
     facts, checks = {}, []
-    for part in resolved.recipe.strategies:
+    for part in run.resolved.recipe.strategies:
         try:
-            mine, fault = part.evidence(trained), ""
+            mine, fault = part.evidence(run), ""
         except NotInForce as error:
             mine, fault = {}, str(error)
         except (AttributeError, KeyError, IndexError) as error:
             mine, fault = {}, f"could not be read back ({type(error).__name__}: {error})"
-        faults = [f for f in gather(trained, fault) if f]
+        faults = [f for f in gather(run, fault) if f]
         facts[part.name] = mine
         found = faults[0] if faults else SHOWN
         checks.append(Check(name=f"evidence: {part}", asked=SHOWN, found=found, ok=not faults))
     return facts, checks
 
 
-def audit(
-    resolved: Resolved,
-    trained: TrainingRun,
-    log: Log,
-    losses: list[float],
-    digest: str,
-    did: Projections | None = None,
-) -> list[Check]:
+def audit(run: Run, losses: list[float], did: Projections | None = None) -> list[Check]:
     """Return the checks that hold for every recipe.
 
     Args:
-        log: this rank's consumed samples and clipping.
         losses: global mean loss of each step.
-        digest: hash of the initial weights on this rank.
         did: changes of each parameter by the optimizer, if they were recorded.
     """
-    spec, accelerator, engine_report = (
-        resolved.spec,
-        trained.accelerator,
-        trained.engine.report(trained),
-    )
-    twins = gather(trained, [[m.tolist() for m in step] for step in log.positions])
-    everyone = _shares(resolved.launch.layout, twins)
+    resolved, accelerator, log = run.resolved, run.accelerator, run.log
+    spec, layout, told = resolved.spec, resolved.launch.layout, run.engine.report(run)
+    batch, size = spec.global_batch, resolved.subject.data.size
+    twins = gather(run, [[m.tolist() for m in step] for step in log.positions])
+    everyone = _shares(layout, twins)
     steps = len(log.positions)
     micro = {len(m) for rank in everyone for step in rank for m in step}
     fed = [sum(len(m) for rank in everyone for m in rank[i]) for i in range(steps)]
+    asked_order = [
+        sample_order(spec.seed, size, n * batch, batch)
+        for n in range(run.resumed_steps, run.resumed_steps + steps)
+    ]
+    found_order = [np.array([i for r in everyone for m in r[n] for i in m]) for n in range(steps)]
     rows = [
         ("processes", spec.processes, accelerator.num_processes),
         ("device", spec.device, accelerator.device.type),
@@ -90,21 +81,23 @@ def audit(
         ("global batch", [spec.global_batch], sorted(set(fed))),
         ("micro batch", [resolved.micro_batch], sorted(micro)),
         ("accumulation", resolved.recipe.accumulation, len(log.positions[0])),
-        ("optimizer steps", trained.optimizer_steps, _steps_taken(trained, engine_report)),
+        # By the engine's count, or by the optimizer's own state.
         (
-            "data order",
-            _asked_order(resolved, trained.resumed_steps, steps),
-            _found_order(everyone),
+            "optimizer steps",
+            run.optimizer_steps,
+            states.counted(run) if told.steps is None else told.steps,
         ),
-        ("variants of the initial weights", 1, len(set(gather(trained, digest)))),
-        ("gradient clipping", spec.grad_clip, _clipping(trained, engine_report, log)),
+        ("data order", _order_digest(asked_order), _order_digest(found_order)),
+        ("variants of the initial weights", 1, len(set(gather(run, run.digest)))),
+        ("gradient clipping", spec.grad_clip, _clipping(run, told)),
     ]
-    if resolved.launch.layout.data < len(twins):
-        rows.append(("samples shared alike", True, _alike(resolved.launch.layout, twins)))
+    if layout.data < len(twins):  # ranks that share samples
+        alike = all(everyone[layout.share(rank)] == fed_it for rank, fed_it in enumerate(twins))
+        rows.append(("samples shared alike", True, alike))
     rows.append(("losses finite", True, all(math.isfinite(x) for x in losses)))
-    rows += _stepped(trained, did)
-    if engine_report.micro_batch is not None:
-        rows.append(("engine's micro batch", resolved.micro_batch, engine_report.micro_batch))
+    rows += _stepped(run, did)
+    if told.micro_batch is not None:
+        rows.append(("engine's micro batch", resolved.micro_batch, told.micro_batch))
     return [Check(name=n, asked=a, found=f, ok=a == f) for n, a, f in rows]
 
 
@@ -115,53 +108,42 @@ def _shares(layout: Layout, everyone: list[Any]) -> list[Any]:
     return [everyone[first[share]] for share in sorted(first)]
 
 
-def _alike(layout: Layout, everyone: list[Any]) -> bool:
-    """Return whether ranks that should share samples consumed the same."""
-    chosen = _shares(layout, everyone)
-    return all(chosen[layout.share(rank)] == consumed for rank, consumed in enumerate(everyone))
-
-
-def gather(trained: TrainingRun, value: Any) -> list[Any]:
+def gather(run: TrainingRun, value: Any) -> list[Any]:
     """Return ``value`` of every rank, in order, on every rank."""
-    if trained.accelerator.num_processes == 1:
+    if run.accelerator.num_processes == 1:
         return [value]
-    everyone: list[Any] = [None] * trained.accelerator.num_processes
+    everyone: list[Any] = [None] * run.accelerator.num_processes
     torch.distributed.all_gather_object(everyone, value)
     return everyone
 
 
-def _steps_taken(trained: TrainingRun, told: EngineReport) -> int | None:
-    """Return the optimizer steps by the engine's count, or by the optimizer's own state."""
-    return states.counted(trained) if told.steps is None else told.steps
-
-
-def _stepped(trained: TrainingRun, did: Projections | None) -> list[tuple[str, Any, Any]]:
+def _stepped(run: Run, did: Projections | None) -> list[tuple[str, Any, Any]]:
     """Return checks that every weight was stepped: each state's step count on every rank, and each
     parameter's change. A flat state counts once for all its parameters; their changes tell them
     apart."""
-    counts = sorted({n for rank in gather(trained, states.each_count(trained)) for n in rank})
+    counts = sorted({n for rank in gather(run, states.each_count(run)) for n in rank})
     rows: list[tuple[str, Any, Any]] = []
     if counts:
-        rows.append(("steps of each weight", [trained.optimizer_steps], counts))
+        rows.append(("steps of each weight", [run.optimizer_steps], counts))
     if did is None:
         return rows
     # An unrecorded parameter would be missing from the comparison without notice.
-    free = sum(p.requires_grad for p in trained.engine.global_parameters(trained).values())
+    free = sum(p.requires_grad for p in run.engine.global_parameters(run).values())
     rows.append(("parameters watched", free, len(did.update)))
-    if trained.optimizer_steps >= STEPS_TO_MOVE and did.moment:
+    if run.optimizer_steps >= STEPS_TO_MOVE and did.moment:
         kinds = (did.update, did.moment)
         still = [name for name in did.update if not any(any(k.get(name, ())) for k in kinds)]
         rows.append(("parameters that were not stepped", [], still))
     return rows
 
 
-def _clipping(trained: TrainingRun, told: EngineReport, log: Log) -> float | str:
+def _clipping(run: Run, told: EngineReport) -> float | str:
     """Return the clipping limit in force: the engine's, or that of the first clipping."""
     if told.clip is not None:
         return told.clip
-    if log.clipped is None:
+    if run.log.clipped is None:
         return 0.0
-    limit, (before, after) = trained.settings.grad_clip, log.clipped
+    limit, (before, after) = run.settings.grad_clip, run.log.clipped
     if math.isclose(after, min(before, limit), rel_tol=1e-4):
         return limit
     return f"a norm of {after:.4g} after clipping {before:.4g} to {limit:g}"
@@ -170,20 +152,6 @@ def _clipping(trained: TrainingRun, told: EngineReport, log: Log) -> float | str
 def _order_digest(rows: list[np.ndarray]) -> str:
     text = b"".join(np.ascontiguousarray(r, dtype=np.int64).tobytes() for r in rows)
     return hashlib.sha256(text).hexdigest()[:16]
-
-
-def _asked_order(resolved: Resolved, first: int, steps: int) -> str:
-    spec, size = resolved.spec, resolved.subject.data.size
-    rows = [
-        sample_order(spec.seed, size, step * spec.global_batch, spec.global_batch)
-        for step in range(first, first + steps)
-    ]
-    return _order_digest(rows)
-
-
-def _found_order(everyone: list[list[list[list[int]]]]) -> str:
-    steps = range(len(everyone[0]))
-    return _order_digest([np.array([i for r in everyone for m in r[s] for i in m]) for s in steps])
 
 
 # ---- sample grid ----

@@ -17,23 +17,12 @@ from torch.profiler import ProfilerActivity, profile, schedule, tensorboard_trac
 
 from harness.data.feed import Batch
 from harness.launch import command
+from harness.resolve import Resolved
 from harness.subjects.objectives import Predict
 from harness.worker import samples
-from harness.worker.meter import Meter
 from harness.worker.projections import Inputs
+from harness.worker.samples import GpuWatch
 from strategies.engine import TrainingRun
-
-
-@dataclass(kw_only=True)
-class Run:
-    """Objects that the loop needs. ``feed`` is None if samples are drawn. ``digest`` is a hash of
-    the initial weights; ``notes`` describe unusual initial weights."""
-
-    trained: TrainingRun
-    feed: Any  # a Feed, or None
-    objective: Any  # an Objective, or None in a user's script
-    digest: str
-    notes: list[str] = field(default_factory=list)
 
 
 @dataclass
@@ -44,8 +33,7 @@ class Log:
     - ``clipped``: gradient norm before and after the first clipping; None if the harness clips
       nothing.
     - ``seconds``, ``used``: of the steps with a clock. ``timed_from`` is the index of the first of
-      them
-    that counts.
+      them that counts.
     - ``inputs``: reads the batches of the first step, if set.
     """
 
@@ -60,16 +48,48 @@ class Log:
     clipped: tuple[float, float] | None = None
     inputs: Inputs | None = None
 
-    def all_losses(self, run: Run) -> list[float]:
+
+@dataclass(kw_only=True)
+class Run(TrainingRun):
+    """One rank's run: the objects that strategies receive, and those of the worker.
+
+    ``digest`` is a hash of the initial weights; ``notes`` describe unusual ones. A prediction has
+    no ``folder``, ``reporter`` and ``meter``.
+    """
+
+    resolved: Resolved
+    feed: Any = None  # a Feed; None if samples are drawn, or if a user's script feeds its model
+    objective: Any = None  # an Objective; None in a user's script
+    digest: str = ""
+    notes: list[str] = field(default_factory=list)
+    folder: Path = Path()
+    reporter: Any = None  # a harness.worker.status.Reporter
+    meter: Any = None  # a harness.worker.meter.Meter
+    gpus: GpuWatch = field(default_factory=lambda: GpuWatch(0))
+    log: Log = field(default_factory=Log)
+
+    @property
+    def baseline(self) -> tuple[Any, ...]:
+        """Tensors that the meter's baseline includes: on a CPU the data, which is opened before it
+        is taken. A GPU's allocator counts the data, so there are none."""
+        on_gpu = self.accelerator.device.type == "cuda"
+        return () if on_gpu else tuple(vars(self.feed.dataset).values())
+
+    def step(self) -> None:
+        """Run one more optimizer step, which no phase counts."""
+        optimizer_step(self, self.optimizer_steps)
+
+    def all_losses(self) -> list[float]:
         """Return the mean loss of each step over all ranks; every rank must call it."""
-        if not self.losses:
-            return self.earlier
-        mean = run.trained.accelerator.reduce(torch.stack(self.losses), reduction="mean")
-        return self.earlier + mean.tolist()
+        log = self.log
+        if not log.losses:
+            return log.earlier
+        mean = self.accelerator.reduce(torch.stack(log.losses), reduction="mean")
+        return log.earlier + mean.tolist()
 
     def all_norms(self) -> list[float]:
         """Return the gradient norm before clipping of each step that has gradients."""
-        return self.earlier_norms + [float(norm) for norm in self.norms if norm is not None]
+        return self.log.earlier_norms + [float(n) for n in self.log.norms if n is not None]
 
 
 @dataclass(frozen=True)
@@ -79,18 +99,18 @@ class StepLoss:
     run: Run
 
     def __call__(self, batch: Batch) -> torch.Tensor:
-        trained = self.run.trained
+        run = self.run
 
         def predict(x: torch.Tensor, t_B: torch.Tensor) -> torch.Tensor:
-            return trained.subject.predict(trained.model, x, t_B, batch.conditions)
+            return run.subject.predict(run.model, x, t_B, batch.conditions)
 
-        x, noise = trained.cut(batch.x), trained.cut(batch.noise)
+        x, noise = run.cut(batch.x), run.cut(batch.noise)
 
         def true_loss(asked: Predict) -> torch.Tensor:
-            return self.run.objective.loss(asked, x, batch.t, noise)
+            return run.objective.loss(asked, x, batch.t, noise)
 
-        if trained.supervise is not None:
-            return trained.supervise(true_loss, predict, batch.conditions)
+        if run.supervise is not None:
+            return run.supervise(true_loss, predict, batch.conditions)
         return true_loss(predict).mean()
 
     def inputs(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
@@ -99,9 +119,9 @@ class StepLoss:
         return self.run.objective.noisy(batch.x, batch.t, batch.noise), batch.t
 
 
-def optimizer_step(run: Run, step: int, log: Log) -> None:
+def optimizer_step(run: Run, step: int) -> None:
     """Run one optimizer step on this rank's share of global batch ``step``."""
-    trained, losses, positions = run.trained, [], []
+    log, losses, positions = run.log, [], []
 
     def taken() -> Iterator[Batch]:
         for batch in run.feed.micro_batches(step):
@@ -111,47 +131,47 @@ def optimizer_step(run: Run, step: int, log: Log) -> None:
             yield batch
 
     def arrived() -> None:
-        log.norms.append(gradient_norm(run, log))
+        log.norms.append(gradient_norm(run))
 
-    for loss in trained.engine.micro_steps(trained, taken(), StepLoss(run), arrived):
-        trained.micro_steps += 1
+    for loss in run.engine.micro_steps(run, taken(), StepLoss(run), arrived):
+        run.micro_steps += 1
         losses.append(loss)
-    for attachment in trained.attached.values():
+    for attachment in run.attached.values():
         attachment.after_step()
-    trained.optimizer_steps += 1
+    run.optimizer_steps += 1
     log.losses.append(torch.stack(losses).float().mean())
     log.positions.append(positions)
 
 
-def gradient_norm(run: Run, log: Log) -> Any:
+def gradient_norm(run: Run) -> Any:
     """Return the global gradient norm before clipping. Clip as the spec says unless the engine
     does."""
-    trained, limit = run.trained, run.trained.settings.grad_clip
-    if trained.gradient_norm is not None:
-        return trained.gradient_norm()
-    if limit and "own_clipping" not in trained.launch.traits:
-        norm = trained.engine.norm(trained, limit)
-        if log.clipped is None:  # checked once: a second norm in each step would slow it
-            log.clipped = (float(norm), float(trained.engine.norm(trained)))
+    limit = run.settings.grad_clip
+    if run.gradient_norm is not None:
+        return run.gradient_norm()
+    if limit and "own_clipping" not in run.launch.traits:
+        norm = run.engine.norm(run, limit)
+        if run.log.clipped is None:  # checked once: a second norm in each step would slow it
+            run.log.clipped = (float(norm), float(run.engine.norm(run)))
         return norm
-    trained.accelerator.unscale_gradients()  # if gradients have a loss scale; else no effect
-    return trained.engine.norm(trained)
+    run.accelerator.unscale_gradients()  # if gradients have a loss scale; else no effect
+    return run.engine.norm(run)
 
 
-def timed(step: Callable[[], Any], trained: TrainingRun, log: Log, meter: Meter) -> None:
-    """Run ``step`` with an idle device at both ends; log its seconds and kernel counts.
+def timed(run: Run) -> None:
+    """Run a step with an idle device at both ends; log its seconds and kernel counts.
 
     All ranks start together. Otherwise one rank's work between steps, such as a status file, would
     count as time of the ranks that wait in the first collective.
     """
-    meter.synchronize()
-    trained.accelerator.wait_for_everyone()
+    run.meter.synchronize()
+    run.accelerator.wait_for_everyone()
     before = samples.now()
     start = time.perf_counter()
-    step()
-    meter.synchronize()
-    log.seconds.append(time.perf_counter() - start)
-    log.used.append(samples.now() - before)
+    run.step()
+    run.meter.synchronize()
+    run.log.seconds.append(time.perf_counter() - start)
+    run.log.used.append(samples.now() - before)
 
 
 # ---- recordings for other tools ----

@@ -17,10 +17,10 @@ from harness.result import Check, Rank, Result, Status
 from harness.void import settle
 from harness.worker import environment, loop, setup
 from harness.worker.audit import audit, collect_evidence, gather
-from harness.worker.loop import Log, Run
+from harness.worker.loop import Run
 from harness.worker.memory_limit import hold
 from harness.worker.meter import cards_before, make_meter, pinned_bytes, resident_peak_bytes
-from harness.worker.passes import Bench, measured_steps, training_steps, trial_steps
+from harness.worker.passes import measured_steps, training_steps, trial_steps
 from harness.worker.projections import Watch, in_blocks
 from harness.worker.samples import GpuWatch, as_usage
 from harness.worker.status import Reporter
@@ -60,44 +60,52 @@ def measure(
         breakdown: also write ``anatomy.json`` to the folder.
     """
     started = datetime.now(UTC).isoformat(timespec="seconds")
-    bench = begin(resolved, folder, reporter, memory_limit)
-    run, traced = bench.run, training is None and memory_limit is None
+    run = begin(resolved, folder, reporter, memory_limit)
+    traced = training is None and memory_limit is None
     if training is not None:
-        training.begin(run, resolved, bench.log)
-    touched = altered(run)
-    watch = watch_from_here(bench) if traced else None
-    train_steps(bench, training, trial=memory_limit is not None)
+        training.begin(run)
+    touched, watch = altered(run), watched(run) if traced else None
+    if training is not None:
+        training_steps(run, training)
+    elif traced:
+        measured_steps(run)
+    else:
+        trial_steps(run)
     did = watch.end(gather) if watch else None
     if resolved.spec.profile:
         reporter.enter("profile")
-        here = bench.accelerator
-        loop.profiled_steps(bench.step, folder, here.process_index, here.device)
+        here = run.accelerator
+        loop.profiled_steps(run.step, folder, here.process_index, here.device)
     reporter.enter("anatomy")
-    categories = traced_steps(bench) if traced else {}
+    categories = traced_steps(run) if traced else {}
     if breakdown:
-        taken = dissect.take(resolved, run.trained, bench.look())
-        if bench.accelerator.is_main_process:
+        taken = dissect.take(run)
+        if run.accelerator.is_main_process:
             taken.write(folder / "anatomy.json")
     if traced:
-        with observing(run.trained, resolved.recipe.strategies, run.feed.dataset):
-            bench.step()
+        with observing(run, resolved.recipe.strategies, run.feed.dataset):
+            run.step()
     reporter.enter("evidence")
-    evidence, checks = collect_evidence(resolved, run.trained)
-    losses = bench.log.all_losses(run)
-    checks = audit(resolved, run.trained, bench.log, losses, run.digest, did) + checks
+    evidence, checks = collect_evidence(run)
+    losses = run.all_losses()
+    checks = audit(run, losses, did) + checks
     reporter.enter("save")
     if training is not None:
-        training.finish(run, resolved)
-    ranks = gather(run.trained, measured_rank(bench, categories))
-    if not bench.accelerator.is_main_process:
+        training.finish(run)
+    ranks = gather(run, measured_rank(run, categories))
+    if not run.accelerator.is_main_process:
         return None
     facts = {"started": started, "evidence": evidence, "projections": in_blocks(did)}
-    return result_of(bench, ranks, losses, touched + checks, facts)
+    return result_of(run, ranks, losses, touched + checks, facts)
 
 
 def begin(
-    resolved: Resolved, folder: Path, reporter: Reporter, memory_limit: int | None = None
-) -> Bench:
+    resolved: Resolved,
+    folder: Path,
+    reporter: Reporter,
+    memory_limit: int | None = None,
+    kind: type[Run] = Run,
+) -> Run:
     """Prepare everything up to the first step, with a peak for each phase."""
     before = cards_before(resolved.spec.device)
     accelerator = setup.make_accelerator(resolved)
@@ -112,56 +120,38 @@ def begin(
         reporter.enter(phase)
         meter.enter(phase)
 
-    run = setup.prepare(resolved, feed, accelerator, reporter.own / "nvme", enter)
+    run = setup.prepare(resolved, feed, accelerator, reporter.own / "nvme", enter, kind)
     meter.notes += run.notes
-    asks = accelerator.device.type == "cuda" and accelerator.is_main_process
-    return Bench(
-        resolved=resolved,
-        folder=folder,
-        reporter=reporter,
-        meter=meter,
-        run=run,
-        log=Log(),
-        watch=GpuWatch(resolved.spec.local_processes if asks else 0),
-    )
+    run.folder, run.reporter, run.meter = folder, reporter, meter
+    if accelerator.device.type == "cuda" and accelerator.is_main_process:
+        run.gpus = GpuWatch(resolved.spec.local_processes)
+    return run
 
 
-def watch_from_here(bench: Bench) -> Watch:
+def watched(run: Run) -> Watch:
     """Record the compared steps from now on; the table of signs is in no metered phase."""
-    bench.meter.close()
-    watch = Watch(bench.run.trained, bench.run.feed)
-    bench.log.inputs = watch.inputs
+    run.meter.close()
+    watch = Watch(run, run.feed)
+    run.log.inputs = watch.inputs
     return watch
 
 
-def train_steps(bench: Bench, training: Training | None, trial: bool) -> None:
-    """Run all steps up to the last timed one, by the purpose of the run."""
-    if training is not None:
-        training_steps(bench, training)
-    elif trial:
-        trial_steps(bench)
-    else:
-        measured_steps(bench)
-
-
-def traced_steps(bench: Bench) -> dict[str, Any]:
+def traced_steps(run: Run) -> dict[str, Any]:
     """Run one or two untimed steps; return the tensors that were alive at the peak, by device."""
-    trained, device_type = bench.run.trained, bench.accelerator.device.type
-    if "compiled" in trained.launch.traits:
+    if "compiled" in run.launch.traits:
         # A trace would run compiled graphs uncompiled, and cannot see their allocations.
-        bench.meter.notes.append("not traced by category: compiled graphs allocate unseen")
+        run.meter.notes.append("not traced by category: compiled graphs allocate unseen")
         return {}
-    kinds = dict.fromkeys((device_type, "cpu"))
-    return {kind: trace_step(trained, kind, bench.step, bench.baseline) for kind in kinds}
+    kinds = dict.fromkeys((run.accelerator.device.type, "cpu"))
+    return {kind: trace_step(run, kind, run.step, run.baseline) for kind in kinds}
 
 
-def measured_rank(bench: Bench, categories: dict[str, Any]) -> Rank:
+def measured_rank(run: Run, categories: dict[str, Any]) -> Rank:
     """Return the measurements of this rank."""
-    meter, here = bench.meter, bench.accelerator
-    log = bench.log
+    meter, here, log = run.meter, run.accelerator, run.log
     # The resident meter resets the kernel's mark, so the peak is the maximum of its phases.
     marks = [p.process or 0 for p in meter.phases.values()] if meter.kind == "resident" else []
-    warmup = min(bench.resolved.spec.warmup, log.timed_from)  # a training may end without one
+    warmup = min(run.resolved.spec.warmup, log.timed_from)  # a training may end without one
     return Rank(
         rank=here.process_index,
         device="cpu" if here.device.type != "cuda" else torch.cuda.get_device_name(here.device),
@@ -171,25 +161,25 @@ def measured_rank(bench: Bench, categories: dict[str, Any]) -> Rank:
         host_categories=categories.get("cpu") if here.device.type == "cuda" else None,
         host_peak_bytes=max([*marks, resident_peak_bytes()]),
         pinned_bytes=pinned_bytes(),
-        nvme_bytes=bench.run.trained.engine.report(bench.run.trained).swapped_bytes,
+        nvme_bytes=run.engine.report(run).swapped_bytes,
         warmup_seconds=log.seconds[:warmup],
         step_seconds=log.seconds[log.timed_from :],
         step_usage=as_usage(log.used[log.timed_from :]),
-        phase_seconds=dict(bench.reporter.phase_seconds),
+        phase_seconds=dict(run.reporter.phase_seconds),
     )
 
 
 def result_of(
-    bench: Bench,
+    run: Run,
     ranks: list[Rank],
     losses: list[float],
     checks: list[Check],
     facts: dict[str, Any],
 ) -> Result:
     """Return the result of all ranks; ``facts`` are further fields of it."""
-    resolved, run, meter = bench.resolved, bench.run, bench.meter
+    resolved, meter = run.resolved, run.meter
     file = resolved.launch.engine.file
-    whole = run.trained.engine.global_parameters(run.trained)
+    whole = run.engine.global_parameters(run)
     result = Result(
         status=Status.OK,
         spec=resolved.spec,
@@ -198,21 +188,21 @@ def result_of(
         meter=meter.kind,
         meter_notes=meter.notes,
         flops_per_step=float(resolved.flops_per_step),
-        parameters=states.count(whole.values(), run.trained.engine),
+        parameters=states.count(whole.values(), run.engine),
         micro_batch=resolved.micro_batch,
         accumulation=resolved.recipe.accumulation,
         losses=losses,
-        grad_norms=bench.log.all_norms(),
+        grad_norms=run.all_norms(),
         ranks=ranks,
         audit=checks,
         configs={
             "launch_file": f"launch_configs/{file.path.name}" if file.own else str(file.path),
             "accelerate": file.path.read_text(encoding="utf-8"),
-            "deepspeed": run.trained.engine.report(run.trained).config,
+            "deepspeed": run.engine.report(run).config,
             "initial_weights": run.digest,
         },
-        environment=environment.describe(bench.accelerator.device),
-        gpu_samples=bench.watch.samples(),
+        environment=environment.describe(run.accelerator.device),
+        gpu_samples=run.gpus.samples(),
         **facts,
     )
     return settle(result)

@@ -12,55 +12,10 @@ tests whether a batch fits, is metered throughout.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
 
-from harness.memory import dissect
-from harness.resolve import Resolved
 from harness.worker import samples
-from harness.worker.loop import Log, Run, optimizer_step, timed
-from harness.worker.meter import Meter
-from harness.worker.samples import GpuWatch
-from harness.worker.status import Reporter
+from harness.worker.loop import Run, timed
 from harness.worker.training import Training
-
-
-@dataclass(kw_only=True)
-class Bench:
-    """One rank's run with the objects that measure and record it."""
-
-    resolved: Resolved
-    folder: Path
-    reporter: Reporter
-    meter: Meter
-    run: Run
-    log: Log
-    watch: GpuWatch = field(default_factory=lambda: GpuWatch(0))
-
-    @property
-    def accelerator(self) -> Any:
-        """Return the accelerator that prepared the run."""
-        return self.run.trained.accelerator
-
-    @property
-    def baseline(self) -> tuple[Any, ...]:
-        """Return the tensors that the meter's baseline includes.
-
-        On a CPU they are the data, which is opened before the baseline is taken. On a GPU there are
-        none, because its allocator counts the data.
-        """
-        on_gpu = self.accelerator.device.type == "cuda"
-        return () if on_gpu else tuple(vars(self.run.feed.dataset).values())
-
-    def step(self) -> None:
-        """Run one more optimizer step, which no phase counts."""
-        optimizer_step(self.run, self.run.trained.optimizer_steps, self.log)
-
-    def look(self) -> dissect.Look:
-        """Return the functions that a memory breakdown needs from this rank."""
-        return dissect.Look(self.step, self.meter.synchronize, self.baseline)
-
 
 SETTLING = 2
 """Steps between the two heap settings. The first faults in the pages that later steps use again; in
@@ -74,66 +29,65 @@ WATCHED_PEAKS = {0: "first_step", 1: "steady"}
 """The same for runs without a metered step after the warm-up."""
 
 
-def measured_steps(bench: Bench) -> None:
+def measured_steps(run: Run) -> None:
     """Run warm-up, memory, settling and timed steps; a batch of samples is one step."""
-    spec, reporter = bench.resolved.spec, bench.reporter
+    spec, reporter = run.resolved.spec, run.reporter
     read, settling = (1, 1) if spec.sampling else (READ, SETTLING)
     reporter.enter("warmup", spec.warmup)
-    take(bench, spec.warmup, WARMUP_PEAKS)
+    take(run, spec.warmup, WARMUP_PEAKS)
     reporter.enter("memory", read)
-    take(bench, 1, STEADY)
+    take(run, 1, STEADY)
     if not spec.sampling:  # one more step, with a peak for each of its phases
-        trained = bench.run.trained
-        with trained.engine.phase_hooks(trained, bench.meter.enter):
-            bench.step()
-            bench.meter.synchronize()
-    bench.meter.close()
+        with run.engine.phase_hooks(run, run.meter.enter):
+            run.step()
+            run.meter.synchronize()
+    run.meter.close()
     reporter.at(read)
     samples.keep_freed()
     reporter.enter("settle", settling)
-    bench.watch.begin("before")
-    take(bench, 1)
-    bench.watch.end()  # the following steps raise the device's clock again
-    take(bench, settling - 1)
-    bench.log.timed_from = len(bench.log.seconds)
+    run.gpus.begin("before")
+    take(run, 1)
+    run.gpus.end()  # the following steps raise the device's clock again
+    take(run, settling - 1)
+    run.log.timed_from = len(run.log.seconds)
     reporter.enter("measure", spec.steps)
-    take(bench, spec.steps)
-    bench.watch.begin("after")
+    take(run, spec.steps)
+    run.gpus.begin("after")
 
 
-def training_steps(bench: Bench, training: Training) -> None:
+def training_steps(run: Run, training: Training) -> None:
     """Run the remaining steps of a training: at most its warm-up, then at least one timed step."""
-    spec, taken = bench.resolved.spec, bench.run.trained.optimizer_steps
+    spec, taken = run.resolved.spec, run.optimizer_steps
     left = spec.warmup + spec.steps - taken
     warmup = min(spec.warmup, left - 1)  # a step at the end of a training is timed only
     left -= warmup
 
     def after(last: bool) -> None:
-        training.after_step(bench.run, bench.resolved, bench.log, last=last)
+        training.after_step(run, last=last)
 
-    bench.reporter.enter("warmup", warmup)
-    take(bench, warmup, WATCHED_PEAKS, after=lambda last: after(False))
-    bench.meter.close()
+    run.reporter.enter("warmup", warmup)
+    take(run, warmup, WATCHED_PEAKS, after=lambda last: after(False))
+    run.meter.close()
     watched = None if samples.keep_freed() else STEADY
-    bench.log.timed_from = len(bench.log.seconds)
-    bench.reporter.enter("measure", left)
-    take(bench, left, watched, after)
-    bench.meter.close()
+    run.log.timed_from = len(run.log.seconds)
+    run.reporter.enter("measure", left)
+    take(run, left, watched, after)
+    run.meter.close()
 
 
-def trial_steps(bench: Bench) -> None:
+def trial_steps(run: Run) -> None:
     """Run warm-up and steps only to find out whether they run out of memory."""
-    spec = bench.resolved.spec
-    bench.reporter.enter("warmup", spec.warmup)
-    take(bench, spec.warmup, WARMUP_PEAKS)
-    bench.log.timed_from = len(bench.log.seconds)
-    bench.reporter.enter("measure", spec.steps)
-    take(bench, spec.steps, STEADY)
-    bench.meter.close()
+    spec = run.resolved.spec
+    run.reporter.enter("warmup", spec.warmup)
+    take(run, spec.warmup, WARMUP_PEAKS)
+    run.log.timed_from = len(run.log.seconds)
+    run.reporter.enter("measure", spec.steps)
+    take(run, spec.steps, STEADY)
+    run.meter.close()
 
 
 def take(
-    bench: Bench,
+    run: Run,
     count: int,
     peaks: dict[int, str] | None = None,
     after: Callable[[bool], None] | None = None,
@@ -145,9 +99,9 @@ def take(
     """
     for index in range(count):
         if peaks and index in peaks:
-            bench.meter.enter(peaks[index])
-        timed(bench.step, bench.run.trained, bench.log, bench.meter)
-        more = {"loss": float(bench.log.losses[-1])} if after else {}
-        bench.reporter.at(index + 1, **more)
+            run.meter.enter(peaks[index])
+        timed(run)
+        more = {"loss": float(run.log.losses[-1])} if after else {}
+        run.reporter.at(index + 1, **more)
         if after:
             after(index + 1 == count)

@@ -67,17 +67,17 @@ def project(piece: torch.Tensor, name: str, offset: int, table: torch.Tensor) ->
 # ---- weights, moments, averages ----
 
 
-def sums(trained: TrainingRun, *, weights_alone: bool = False) -> dict[str, Sums]:
+def sums(run: TrainingRun, *, weights_alone: bool = False) -> dict[str, Sums]:
     """Return kind ("weights", "moment", "average") -> sums of this rank's share of all trained
     parameters.
 
     The parameters are those that the optimizer updates. Before the first step only the
     ``weights_alone`` are meaningful. Every rank must call it, because swapped shards are read.
     """
-    averages = [a for kept in trained.attached.values() for a in kept.averages()]
+    averages = [a for kept in run.attached.values() for a in kept.averages()]
     tables: dict[torch.device, torch.Tensor] = {}
     found: dict[str, Sums] = {"weights": {}, "moment": {}, "average": {}}
-    for shard in trained.engine.shards(trained):
+    for shard in run.engine.shards(run):
         held = {"weights": shard.tensor}
         if not weights_alone:
             held["moment"] = states.first_moment(shard)
@@ -129,16 +129,16 @@ class Inputs:
 class Watch:
     """Changes made by a run's optimizer since construction; the steps of ``log`` are compared."""
 
-    def __init__(self, trained: TrainingRun, feed: Feed) -> None:
-        self.trained, self.inputs = trained, Inputs(feed)
-        self.before = sums(trained, weights_alone=True)["weights"]
+    def __init__(self, run: TrainingRun, feed: Feed) -> None:
+        self.run, self.inputs = run, Inputs(feed)
+        self.before = sums(run, weights_alone=True)["weights"]
 
     def end(self, gathered: Callable[[TrainingRun, Any], list[Any]]) -> Projections:
         """Return the change so far, summed over all ranks. Every rank calls it and has the result.
 
         ``gathered`` returns a value of every rank, in order.
         """
-        found, start = sums(self.trained), self.before
+        found, start = sums(self.run), self.before
         now, average = found["weights"], found["average"]
         mine = {
             "update": {name: now[name] - start[name] for name in start},
@@ -146,9 +146,9 @@ class Watch:
             "average": {name: average[name] - start[name] for name in average},
         }
         plain = {kind: _listed(total) for kind, total in mine.items()}
-        everyone = gathered(self.trained, (plain, _listed(self.inputs.found)))
+        everyone = gathered(self.run, (plain, _listed(self.inputs.found)))
         # Ranks that share samples have the same inputs: only the first of each share counts.
-        layout = self.trained.launch.layout
+        layout = self.run.launch.layout
         first = {layout.share(rank): rank for rank in reversed(range(len(everyone)))}
         return Projections(
             **{kind: _added([parts[kind] for parts, _ in everyone]) for kind in mine},

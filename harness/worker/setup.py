@@ -1,5 +1,4 @@
-"""Build one rank's prepared objects from a resolved spec: weights, model, accelerator, data,
-engine."""
+"""Set-up of one rank: ``prepare`` shows what is applied to a model, and in which order."""
 
 from __future__ import annotations
 
@@ -8,7 +7,6 @@ import hashlib
 import importlib
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -28,53 +26,10 @@ from harness.subjects.objectives import objective_of
 from harness.worker.loop import Run
 from strategies import initial
 from strategies.base import Slot
-from strategies.engine import NoOptimizer, TrainingRun, Workload
-from strategies.initial import Draw
+from strategies.engine import NoOptimizer, Workload
 from strategies.subject import Subject
 
-# ---- weights from a file ----
-
-
-@dataclass
-class FromFile:
-    """Draw that reads parameters from a spec's file and samples those that the file lacks.
-
-    Training froze the missing parameters (a table of positions), so they have no average.
-    """
-
-    spec: Spec
-    state: dict[str, Tensor]
-    drawn: Draw
-    names: frozenset[str] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.names = frozenset(self.state)
-
-    def __call__(self, name: str, like: Tensor) -> Tensor:
-        if name not in self.names:
-            return self.drawn(name, like)
-        value = self.state.pop(name)  # each is read once, so it need not stay in memory
-        if value.shape != like.shape:
-            raise SpecError(
-                f"weights is {self.spec.weights}: {name} has the shape {list(value.shape)}, and "
-                f"the model's has {list(like.shape)}; give its own --model, --data and --objective"
-            )
-        return value.float()
-
-    def check(self, module: nn.Module) -> None:
-        """Check that the file and ``module`` have the same trained parameters.
-
-        Raises:
-            SpecError: the file is of another model; names a parameter.
-        """
-        mine = {name: p.requires_grad for name, p in module.named_parameters()}
-        lacking = (name for name, free in mine.items() if free and name not in self.names)
-        odd = [*sorted(self.names - mine.keys()), *lacking]
-        if odd:
-            raise SpecError(
-                f"weights is {self.spec.weights}, of another model than {self.spec.model}: "
-                f"{odd[0]} is on one side only; give its own --model and --objective"
-            )
+# ---- first weights ----
 
 
 def read(spec: Spec, subject: Subject) -> dict[str, Tensor]:
@@ -92,11 +47,6 @@ def read(spec: Spec, subject: Subject) -> dict[str, Tensor]:
     return dict(state)
 
 
-# ---- building ----
-# A model is built without values if it can sample each weight by its name; otherwise it is built
-# whole. Then it is edited, filled and hashed.
-
-
 def tensor_digest(tensor: Tensor) -> str:
     """Return a hash of a tensor's bytes."""
     plain = tensor.detach().cpu().reshape(-1).view(torch.uint8)
@@ -109,93 +59,90 @@ def combined(digests: Mapping[str, str]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-class Hashed:
-    """A model's draws, and the hash of each.
+class Weights:
+    """First weights of a model by name, drawn or read from the spec's file, and a hash of each.
 
-    The hash covers the float32 values before they are cast, packed or split, so that all rows of a
-    suite have the same.
+    The hashes are of float32 values before they are cast, packed or split, so that all rows of a
+    suite have the same. ``whole``: the model is built with its values, for the subject does not say
+    how each is drawn.
     """
 
-    def __init__(self, draw: Draw) -> None:
-        self.draw = draw
+    def __init__(self, spec: Spec, subject: Subject) -> None:
+        self.spec, draw = spec, subject.draws(spec.seed, spec.init)
+        self.whole, self.draw = draw is None, draw or (lambda _, like: like.detach())
+        self.state = read(spec, subject) if spec.weights else {}
+        self.names = frozenset(self.state)
         self.digests: dict[str, str] = {}
 
     def __call__(self, name: str, like: Tensor) -> Tensor:
-        values = self.draw(name, like)
+        if name in self.names:
+            values = self.state.pop(name).float()  # read once, so it need not stay in memory
+            if values.shape != like.shape:
+                raise SpecError(
+                    f"weights is {self.spec.weights}: {name} has the shape {list(values.shape)}, "
+                    f"and the model's has {list(like.shape)}; give its own --model, --data and "
+                    "--objective"
+                )
+        else:  # frozen in training (a table of positions), so the file has no average of it
+            values = self.draw(name, like)
         self.digests[name] = tensor_digest(values)
         return values
 
-
-class Building:
-    """One rank's bare model during construction; ``module`` throughout.
-
-    Call ``edit``, then ``finish`` once the engine is configured.
-    """
-
-    def __init__(self, resolved: Resolved) -> None:
-        subject = resolved.subject
-        # A model that a part of the recipe substitutes for the named one has its own weights.
-        spec = dataclasses.replace(resolved.spec, model=subject.model, weights=resolved.weights)
-        self.resolved, self.notes = resolved, list[str]()
-        draw = subject.draws(spec.seed, spec.init)
-        built = draw or (lambda _, like: like.detach())  # a model that is built whole has values
-        file = FromFile(spec, read(spec, subject), built) if spec.weights else None
-        if draw is None:
-            self.module = subject.build(spec.seed, spec.init)
-            if file:
-                file.check(self.module)
-                for name, p in self.module.named_parameters():
-                    p.data.copy_(file(name, p))
-            named = self.module.named_parameters()
-            self.drawn, self.whole = None, {name: tensor_digest(p) for name, p in named}
-            self.notes.append(
-                f"load: {subject.name} is built whole in float32 in host memory by every rank, for "
-                "it does not say how each weight is drawn (Subject.draws)"
-            )
-        else:
-            self.drawn, self.whole = Hashed(file or draw), {}
-            self.module = initial.skeleton(subject.shell, self.drawn)
-            if file:
-                file.check(self.module)
-        # Parameters that get no gradient are frozen before trained ones are counted.
-        idle = [self.module.get_parameter(name).requires_grad_(False) for name in subject.idle]
-        if idle:
-            count = sum(p.numel() for p in idle)
-            self.notes.append(
-                f"frozen: {len(idle)} parameters ({count:,} elements) get no gradient, of which "
-                f"the first is {subject.idle[0]}"
-            )
-
-    @property
-    def digest(self) -> str:
-        """Return a short hash of the initial weights, the same for every row of a suite."""
-        return combined(self.drawn.digests if self.drawn else self.whole)
-
-    def edit(self) -> None:
-        """Let every strategy edit the model, in slot order. Weights are created in host memory
-        before the first strategy that reads them."""
-        for part in self.resolved.recipe.strategies:
-            if part.reads_weights and self.drawn:
-                initial.fill(self.module, self.drawn, "cpu")
-            part.edit_model(self.module, self.resolved.subject)
-
-    def finish(self, accelerator: Any) -> nn.Module:
-        """Return the model with its weights, on the engine's device.
+    def check(self, module: nn.Module) -> None:
+        """Check that the spec's file and ``module`` have the same trained parameters.
 
         Raises:
-            ValueError: a parameter has no value.
+            SpecError: the file is of another model; names a parameter.
         """
-        if self.drawn:
-            blocks = self.resolved.subject.blocks(self.module)
-            self.resolved.launch.engine.fill(accelerator, self.module, self.drawn, blocks)
-        predicted = accelerator.device.type == "meta"
-        for name, p in self.module.named_parameters():
-            if p.device.type == "meta" and not predicted:
-                raise ValueError(
-                    f"{name} has no value: the strategy whose edit_model copied or made it must "
-                    "say reads_weights = True"
-                )
-        return self.module
+        mine = {name: p.requires_grad for name, p in module.named_parameters()}
+        lacking = (name for name, free in mine.items() if free and name not in self.names)
+        odd = [*sorted(self.names - mine.keys()), *lacking]
+        if odd:
+            raise SpecError(
+                f"weights is {self.spec.weights}, of another model than {self.spec.model}: "
+                f"{odd[0]} is on one side only; give its own --model and --objective"
+            )
+
+
+def edited_model(resolved: Resolved) -> tuple[nn.Module, Weights, list[str]]:
+    """Return the bare model with every strategy's edit, in slot order, its weights, and notes.
+
+    It is built without values if each weight can be drawn by its name, else whole.
+    """
+    subject = resolved.subject
+    # A model that a part of the recipe substitutes for the named one has its own weights.
+    spec = dataclasses.replace(resolved.spec, model=subject.model, weights=resolved.weights)
+    weights, notes = Weights(spec, subject), list[str]()
+    if weights.whole:
+        module = subject.build(spec.seed, spec.init)
+        notes.append(
+            f"load: {subject.name} is built whole in float32 in host memory by every rank, for it "
+            "does not say how each weight is drawn (Subject.draws)"
+        )
+    else:
+        module = initial.skeleton(subject.shell, weights)
+    if spec.weights:
+        weights.check(module)
+    for name, p in module.named_parameters() if weights.whole else ():
+        values = weights(name, p)
+        if name in weights.names:
+            p.data.copy_(values)
+    # Parameters that get no gradient are frozen before trained ones are counted.
+    idle = [module.get_parameter(name).requires_grad_(False) for name in subject.idle]
+    if idle:
+        count = sum(p.numel() for p in idle)
+        notes.append(
+            f"frozen: {len(idle)} parameters ({count:,} elements) get no gradient, of which the "
+            f"first is {subject.idle[0]}"
+        )
+    for part in resolved.recipe.strategies:
+        if part.reads_weights and not weights.whole:
+            initial.fill(module, weights, "cpu")
+        part.edit_model(module, subject)
+    return module, weights, notes
+
+
+# ---- accelerator, data, libraries ----
 
 
 def make_accelerator(resolved: Resolved) -> Accelerator:
@@ -249,7 +196,7 @@ def build_feed(resolved: Resolved, accelerator: Accelerator) -> Feed:
 
 def build_model(resolved: Resolved) -> torch.nn.Module:
     """Build the whole model with the spec's initial weights, float32, in host memory. A run builds
-    its model piece by piece instead (``Building``)."""
+    its model piece by piece instead (``edited_model``)."""
     return resolved.subject.build(resolved.spec.seed, resolved.spec.init)
 
 
@@ -290,8 +237,9 @@ def prepare(
     accelerator: Accelerator,
     scratch: Path,
     enter: Callable[[str], None],
+    kind: type[Run] = Run,
 ) -> Run:
-    """Build, edit, fill, prepare and attach, in slot order.
+    """Build, edit, fill, prepare and attach, in slot order; return the run, a ``kind``.
 
     Args:
         feed: opened before the meter took its baseline, which includes data and its libraries.
@@ -300,20 +248,27 @@ def prepare(
         enter: called at the start of the phases load and prepare.
     """
     recipe, launch, subject = resolved.recipe, resolved.launch, resolved.subject
+    engine = launch.engine
     enter("load")
-    building = Building(resolved)
-    building.edit()
+    module, weights, notes = edited_model(resolved)
     if feed is not None:
         work = Workload(
             micro_batch=resolved.micro_batch,
             clip=resolved.settings.grad_clip,
             # Trained parameters are known only now, and they determine the buffers' sizes.
-            sizes=subject.sizes_of(building.module),
+            sizes=subject.sizes_of(module),
             scratch=scratch,
             layout=launch.layout,
         )
-        launch.engine.configure(accelerator, work)
-    module = building.finish(accelerator)
+        engine.configure(accelerator, work)
+    if not weights.whole:
+        engine.fill(accelerator, module, weights, subject.blocks(module))
+    for name, p in module.named_parameters() if accelerator.device.type != "meta" else ():
+        if p.device.type == "meta":
+            raise ValueError(
+                f"{name} has no value: the strategy whose edit_model copied or made it must say "
+                "reads_weights = True"
+            )
     if feed is None:
         module.requires_grad_(False).eval()
     enter("prepare")
@@ -324,29 +279,27 @@ def prepare(
         optimizer: Any = NoOptimizer()
     else:
         chosen: Any = recipe.in_slot(Slot.OPTIMIZE)
-        model, optimizer = launch.engine.prepare(
+        model, optimizer = engine.prepare(
             accelerator,
             module.train(),
             lambda params: chosen.make_optimizer(params, resolved.settings, launch),
             subject.blocks(module),
         )
-    trained = TrainingRun(
+    run = kind(
+        resolved=resolved,
         accelerator=accelerator,
         model=model,
         module=module,
         optimizer=optimizer,
         launch=launch,
         settings=resolved.settings,
-        attached={},
-    )
-    for part in recipe.strategies:
-        attachment = part.attach(trained)
-        if attachment is not None:
-            trained.attached[part.name] = attachment
-    return Run(
-        trained=trained,
         feed=feed,
         objective=objective_of(resolved.spec.objective),
-        digest=building.digest,
-        notes=building.notes,
+        digest=combined(weights.digests),
+        notes=notes,
     )
+    for part in recipe.strategies:
+        attachment = part.attach(run)
+        if attachment is not None:
+            run.attached[part.name] = attachment
+    return run

@@ -23,10 +23,9 @@ from harness.launch.checkpoints import (
     sizes,
     terms,
 )
-from harness.resolve import Resolved
 from harness.subjects.objectives import guided
 from harness.worker import audit, setup
-from harness.worker.loop import Log, Run
+from harness.worker.loop import Run
 from strategies.adapters import lora
 from strategies.base import BadInput, Slot
 from strategies.engine import TrainingRun
@@ -37,22 +36,22 @@ from strategies.step.ema import Average
 # state (the weight average) from rank 0 only, so each rank writes its own.
 
 
-def save(trained: TrainingRun, folder: Path, facts: dict[str, Any], keep: int = 2) -> Path:
+def save(run: TrainingRun, folder: Path, facts: dict[str, Any], keep: int = 2) -> Path:
     """Write ``folder/step-N``; it is valid only once its ``headroom.json`` exists.
 
     The newest ``keep`` checkpoints stay; older ones are deleted after the new one is complete.
     """
-    accelerator = trained.accelerator
-    path = folder / f"step-{trained.optimizer_steps:08d}"
+    accelerator = run.accelerator
+    path = folder / f"step-{run.optimizer_steps:08d}"
     if accelerator.is_main_process:
         remove(path)  # a damaged checkpoint is written again
     accelerator.wait_for_everyone()
-    trained.engine.save(trained, path)
-    state: dict[str, Any] = {name: a.state_dict() for name, a in trained.attached.items()}
+    run.engine.save(run, path)
+    state: dict[str, Any] = {name: a.state_dict() for name, a in run.attached.items()}
     torch.save(state, path / f"attached-{accelerator.process_index}.pt")
     accelerator.wait_for_everyone()
     if accelerator.is_main_process:
-        counts = {"step": trained.optimizer_steps, "processes": accelerator.num_processes}
+        counts = {"step": run.optimizer_steps, "processes": accelerator.num_processes}
         write_json(path / DONE, facts | counts | {"files": sizes(path)} | proof(path))
         whole = [step for step in finished(folder) if not fault(step)]
         for old in whole[:-keep]:
@@ -67,7 +66,7 @@ def latest(folder: Path) -> Path | None:
 
 
 def restore(
-    trained: TrainingRun, path: Path, wanted: dict[str, Any], *, trust: bool = False
+    run: TrainingRun, path: Path, wanted: dict[str, Any], *, trust: bool = False
 ) -> dict[str, Any]:
     """Load ``path`` into the prepared objects; return the facts that were saved with it.
 
@@ -79,17 +78,17 @@ def restore(
         Mismatch: saved with other facts (recipe, processes, model, ...): names the first.
         Foreign: the engine's load may run code, and the checkpoint is not the user's own.
     """
-    accelerator = trained.accelerator
+    accelerator = run.accelerator
     facts = check_same(path, wanted | {"processes": accelerator.num_processes})
-    if trained.engine.unpickles and not trust and accelerator.is_local_main_process:
+    if run.engine.unpickles and not trust and accelerator.is_local_main_process:
         check_own(path)
     accelerator.wait_for_everyone()
-    trained.engine.load(trained, path)
+    run.engine.load(run, path)
     file = path / f"attached-{accelerator.process_index}.pt"
     state = torch.load(file, map_location="cpu", weights_only=True)
-    for key, attachment in trained.attached.items():
+    for key, attachment in run.attached.items():
         attachment.load_state_dict(state[key])
-    trained.optimizer_steps = trained.resumed_steps = int(facts["step"])
+    run.optimizer_steps = run.resumed_steps = int(facts["step"])
     return facts
 
 
@@ -115,44 +114,44 @@ class Training:
     sample_steps: int = 25
     guidance: float = 2.0
 
-    def begin(self, run: Run, resolved: Resolved, log: Log) -> None:
+    def begin(self, run: Run) -> None:
         """Resume from the newest checkpoint if requested and present."""
         newest = latest(self.folder) if self.folder and self.resume else None
         if newest is not None:
-            facts = restore(run.trained, newest, terms(resolved), trust=self.trust)
-            log.earlier, log.earlier_norms = facts["losses"], facts["grad_norms"]
-            if facts["step"] >= resolved.spec.warmup + resolved.spec.steps:
+            facts = restore(run, newest, terms(run.resolved), trust=self.trust)
+            run.log.earlier, run.log.earlier_norms = facts["losses"], facts["grad_norms"]
+            if facts["step"] >= run.resolved.spec.warmup + run.resolved.spec.steps:
                 raise BadInput(
                     f"{newest} has taken all {facts['step']} steps; ask for more with --steps"
                 )
 
-    def after_step(self, run: Run, resolved: Resolved, log: Log, last: bool) -> None:
+    def after_step(self, run: Run, last: bool) -> None:
         """Save every ``save_every`` steps and after the last."""
-        due = run.trained.optimizer_steps % self.save_every == 0
+        due = run.optimizer_steps % self.save_every == 0
         if self.folder and (due or last):
-            curves = {"losses": log.all_losses(run), "grad_norms": log.all_norms()}
-            save(run.trained, self.folder, {**terms(resolved), **curves})
+            curves = {"losses": run.all_losses(), "grad_norms": run.all_norms()}
+            save(run, self.folder, {**terms(run.resolved), **curves})
 
-    def finish(self, run: Run, resolved: Resolved) -> None:
+    def finish(self, run: Run) -> None:
         """Save the trained weights, and sample every class from the averaged weights. All ranks
         must call it."""
         if self.trained is not None:
-            lora.save(run.trained, self.trained)
+            lora.save(run, self.trained)
         if self.samples is None and self.averaged is None:
             return
-        average: Any = run.trained.attached.get("ema")
+        average: Any = run.attached.get("ema")
         if not isinstance(average, Average):
             raise BadInput("samples are drawn from the averaged weights; train with --ema 0.999")
         state = average.full_state()
-        if not run.trained.accelerator.is_main_process:
+        if not run.accelerator.is_main_process:
             return
         if self.averaged is not None:
-            resolved.subject.save(state, self.averaged)
+            run.subject.save(state, self.averaged)
         if self.samples is not None:
-            self._draw(run, resolved, state)
+            self._draw(run, state)
 
-    def _draw(self, run: Run, resolved: Resolved, state: dict[str, torch.Tensor]) -> None:
-        device, subject = run.trained.accelerator.device, resolved.subject
+    def _draw(self, run: Run, state: dict[str, torch.Tensor]) -> None:
+        resolved, device, subject = run.resolved, run.accelerator.device, run.subject
         classes = subject.data.classes
         module = setup.build_model(resolved)
         for part in resolved.recipe.strategies:

@@ -27,9 +27,9 @@ from harness.launch.command import ALLOCATOR
 from harness.resolve import resolve
 from harness.spec import Spec
 from harness.worker import samples, setup
-from harness.worker.loop import Log, optimizer_step
+from harness.worker.loop import optimizer_step
 from harness.worker.meter import make_meter
-from harness.worker.passes import SETTLING, Bench, measured_steps
+from harness.worker.passes import SETTLING, measured_steps
 from harness.worker.status import Reporter
 
 KINDS = ("plain", "again", "measured")
@@ -79,23 +79,22 @@ def steps_of(given: argparse.Namespace) -> dict[str, float]:
     accelerator = setup.make_accelerator(resolved)
     feed = setup.build_feed(resolved, accelerator)
     setup.rehearse(resolved, accelerator)
-    meter, log = make_meter(accelerator.device), Log()
+    meter = make_meter(accelerator.device)
     measured = given.kind == "measured"
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         begun = meter.enter if measured else lambda phase: None
         run = setup.prepare(resolved, feed, accelerator, folder / "nvme", begun)
+        log = run.log
         if measured:
-            reporter = Reporter(folder, 0)
-            reporter.peak = meter.peak_bytes
-            measured_steps(Bench(
-                resolved=resolved, folder=folder, reporter=reporter, meter=meter, run=run, log=log
-            ))  # fmt: skip
+            run.folder, run.reporter, run.meter = folder, Reporter(folder, 0), meter
+            run.reporter.peak = meter.peak_bytes
+            measured_steps(run)
         else:
             samples.keep_freed()
             for _ in range(BEFORE + given.steps):  # nothing but a clock around them
                 before, start = samples.now(), time.perf_counter()
-                optimizer_step(run, run.trained.optimizer_steps, log)
+                optimizer_step(run, run.optimizer_steps)
                 meter.synchronize()
                 log.seconds.append(time.perf_counter() - start)
                 log.used.append(samples.now() - before)

@@ -20,7 +20,7 @@ from harness.memory.traced_step import trace_step
 from harness.resolve import resolve
 from harness.spec import from_arguments
 from harness.worker import setup
-from harness.worker.loop import Log, optimizer_step
+from harness.worker.loop import optimizer_step
 
 STEPS = 2
 STANDING = ("parameters", "optimizer_state", "ema")
@@ -35,22 +35,22 @@ def main() -> None:
     gc.collect()
     before = [t for t in gc.get_objects() if type(t) in (torch.Tensor, torch.nn.Parameter)]
     options = train.parse_options(sys.argv[1:])
-    resolved, log = resolve(from_arguments(options)), Log()
+    resolved = resolve(from_arguments(options))
     accelerator = setup.make_accelerator(resolved)
     feed = setup.build_feed(resolved, accelerator)
     base = allocator.c10_live_bytes()
     run = setup.prepare(resolved, feed, accelerator, options.out / "nvme", lambda phase: None)
     for step in range(STEPS):
-        optimizer_step(run, step, log)
+        optimizer_step(run, step)
     gc.collect()
     allocator.c10_restart_peak()
-    optimizer_step(run, STEPS, log)
+    optimizer_step(run, STEPS)
     allocated = allocator.c10_peak_bytes() - base
     if not accelerator.is_main_process:
-        optimizer_step(run, STEPS + 1, log)
+        optimizer_step(run, STEPS + 1)
         return
     held = [*vars(feed.dataset).values(), *before]
-    found = trace_step(run.trained, "cpu", lambda: optimizer_step(run, STEPS + 1, log), held)
+    found = trace_step(run, "cpu", lambda: optimizer_step(run, STEPS + 1), held)
     # What is kept in host memory is the allocator's too, on a CPU.
     stands = {n: getattr(found, n) + getattr(found.host, n, 0) for n in STANDING}
     everywhere = found.everywhere or found.total

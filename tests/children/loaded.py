@@ -30,8 +30,8 @@ def main() -> None:
     with tracer:
         run = setup.prepare(resolved, feed, accelerator, options.out / "nvme", tracer.enter)
     wanted = dict(setup.build_model(resolved).named_parameters())
-    names = [n for n, _ in run.trained.module.named_parameters()]
-    whole = run.trained.engine.whole(run.trained, list(run.trained.module.parameters()))
+    names = [n for n, _ in run.module.named_parameters()]
+    whole = run.engine.whole(run, list(run.module.parameters()))
     # An adapter's layer has another name, and the adapter is not the subject's.
     first = {
         n.replace(".base_layer", ""): p.detach().clone() for n, p in zip(names, whole, strict=True)

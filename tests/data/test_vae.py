@@ -41,12 +41,12 @@ def test_sizes_that_cannot_be_encoded_are_refused(name):
 def test_the_encoder_s_attention_is_not_taken_for_the_model_s(train_here):
     """All of the suite fast_dit_table's rows were void by it: their model's is written out."""
     recipe = "single+bf16+attend"
-    run, log = train_here(dataclasses.replace(TINY, data="vae_small:64", recipe=recipe), 1)
-    observe_here(run, log, recipe)
-    facts = part_named(recipe, "attend").evidence(run.trained)
+    run = train_here(dataclasses.replace(TINY, data="vae_small:64", recipe=recipe), 1)
+    observe_here(run, recipe)
+    facts = part_named(recipe, "attend").evidence(run)
     assert facts["calls_in_forward"] > 0
-    fused = [r for r in run.trained.observed.ran if "scaled_dot_product" in r.name]
+    fused = [r for r in run.observed.ran if "scaled_dot_product" in r.name]
     assert fused and {r.phase for r in fused} == {"data"}
     assert "fetch" not in vars(run.feed.dataset), "as it was"
-    assert log.losses[0].isfinite()
+    assert run.log.losses[0].isfinite()
     assert not any(p.requires_grad for p in run.feed.dataset.vae.parameters())

@@ -6,7 +6,6 @@ import dataclasses
 import re
 import xml.etree.ElementTree as ET
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 import torch
@@ -17,12 +16,9 @@ from harness.memory import memory_breakdown
 from harness.memory.dissect import take
 from harness.memory.record import MEASURED as CATEGORIES
 from harness.report import anatomy
-from harness.resolve import resolve
 from harness.result import BadResult
 from harness.subjects.dit import presets
 from harness.worker.meter import make_meter
-from harness.worker.passes import Bench
-from harness.worker.status import Reporter
 
 SPEC = dataclasses.replace(TINY, model="DiT-T/4", global_batch=4)
 
@@ -50,13 +46,9 @@ def taken() -> Iterator[OnDemand]:
 
     def go(recipe: str) -> tuple[memory_breakdown.MemoryBreakdown, int]:
         spec = dataclasses.replace(SPEC, recipe=recipe)
-        run, log = trained_here(spec, 2)
-        bench = Bench(
-            resolved=resolve(spec), folder=Path("unused"), reporter=Reporter(Path("unused"), 0),
-            meter=make_meter(torch.device("cpu")), run=run, log=log,
-        )  # fmt: skip
-        found = take(bench.resolved, run.trained, bench.look())
-        return found, saved_bytes(bench.step, run.trained.module)
+        run = trained_here(spec, 2)
+        run.meter = make_meter(torch.device("cpu"))
+        return take(run), saved_bytes(run.step, run.module)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("harness.memory.dissect.taking.SIZE", {"cpu": 256})

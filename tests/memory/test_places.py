@@ -77,14 +77,14 @@ def test_a_method_that_moves_names_the_place():
 
 def traced(train_here, recipe: str, monkeypatch=None, lie=None):
     left = living()
-    run, log = train_here(TINY.__class__(recipe=recipe, model="DiT-T/4", global_batch=8), 2)
+    run = train_here(TINY.__class__(recipe=recipe, model="DiT-T/4", global_batch=8), 2)
     if lie:
-        engine, held = type(run.trained.engine), run.trained.engine.held(run.trained)
-        wrong = TensorInventory(held.tensors, host=tuple(lie(run.trained)))
+        engine, held = type(run.engine), run.engine.held(run)
+        wrong = TensorInventory(held.tensors, host=tuple(lie(run)))
         monkeypatch.setattr(engine, "held", lambda self, trained: wrong)
-    step = run.trained.optimizer_steps
+    step = run.optimizer_steps
     held = [*vars(run.feed.dataset).values(), *left]
-    return trace_step(run.trained, "cpu", lambda: optimizer_step(run, step, log), held)
+    return trace_step(run, "cpu", lambda: optimizer_step(run, step), held)
 
 
 def test_an_average_in_host_memory_leaves_the_device(train_here):

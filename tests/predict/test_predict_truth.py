@@ -23,7 +23,7 @@ from harness.resolve import Resolved, resolve
 from harness.sampling.measure import Drawing
 from harness.spec import Spec
 from harness.worker import setup
-from harness.worker.loop import Log, optimizer_step
+from harness.worker.loop import optimizer_step
 from strategies.activations.attend import KERNELS
 from strategies.sampling import eight_bits
 
@@ -103,11 +103,11 @@ def test_weights_in_four_bits_are_predicted_as_a_real_step_is_traced(fresh):
     fresh()
     before = living()
     accelerator = setup.make_accelerator(resolved)
-    feed, log = setup.build_feed(resolved, accelerator), Log()
+    feed = setup.build_feed(resolved, accelerator)
     run = setup.prepare(resolved, feed, accelerator, Path("unused"), lambda phase: None)
-    optimizer_step(run, 0, log)
+    optimizer_step(run, 0)
     held = [*vars(feed.dataset).values(), *before]
-    found = trace_step(run.trained, "cpu", lambda: optimizer_step(run, 1, log), held)
+    found = trace_step(run, "cpu", lambda: optimizer_step(run, 1), held)
     assert predicted == pytest.approx(found.everywhere or found.total, rel=LIMIT)
 
 
@@ -124,8 +124,8 @@ def test_a_batch_of_samples_is_the_profiler_s_peak_too(parts, fresh):
     fresh()
     accelerator = setup.make_accelerator(resolved)
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as prof:
-        run = setup.prepare(resolved, None, accelerator, Path("unused"), lambda phase: None)
-        Drawing(resolved=resolved, trained=run.trained).step()
+        scratch = Path("unused")
+        setup.prepare(resolved, None, accelerator, scratch, lambda phase: None, Drawing).step()
     assert predicted == pytest.approx(highest(prof), rel=DRAWN_LIMIT)
 
 

@@ -36,14 +36,14 @@ def one_block_not_reduced(run: Run) -> None:
         ) -> None:
             output_tensor.copy_(input_tensor.view(group.size(), -1)[group.rank()])
 
-    block = run.trained.blocks()[1]
+    block = run.blocks()[1]
     block.set_custom_reduce_scatter(OwnRows())
 
 
 def one_block_divided_twice(run: Run) -> None:
     """Divide one block's gradients by the number of ranks again: Adam is insensitive to a scale."""
-    ranks = run.trained.launch.layout.sharers
-    run.trained.blocks()[1].set_all_reduce_hook(lambda gradients: gradients.div_(ranks))
+    ranks = run.launch.layout.sharers
+    run.blocks()[1].set_all_reduce_hook(lambda gradients: gradients.div_(ranks))
 
 
 def groups_not_averaged(run: Run) -> None:
@@ -53,7 +53,7 @@ def groups_not_averaged(run: Run) -> None:
     from strategies.engines.fsdp import shard
 
     alone, _ = torch.distributed.new_subgroups(1)
-    for group in shard.groups(run.trained.module):
+    for group in shard.groups(run.module):
         group.mesh_info.replicate_process_group = alone
 
 
@@ -65,7 +65,7 @@ SHARDS = SHARDED | HYBRID
 
 
 def _trained(run: Run) -> list[Any]:
-    return [p for p in run.trained.module.parameters() if p.requires_grad]
+    return [p for p in run.module.parameters() if p.requires_grad]
 
 
 def _on_gradients(run: Run, change: Callable[[Any], Any]) -> None:
@@ -76,11 +76,11 @@ def _on_gradients(run: Run, change: Callable[[Any], Any]) -> None:
 
 def _at_the_step(run: Run, change: Callable[[list[Any]], object]) -> None:
     """Change gradients after their norm is taken, just before the optimizer's step."""
-    optimizer = run.trained.optimizer
+    optimizer = run.optimizer
     step = optimizer.step
 
     def stepped(*given: Any, **named: Any) -> Any:
-        if run.trained.accelerator.sync_gradients:
+        if run.accelerator.sync_gradients:
             change([p for p in _trained(run) if p.grad is not None])
         return step(*given, **named)
 
@@ -119,7 +119,7 @@ def one_parameter_not_stepped(run: Run) -> None:
 
 def one_micro_batch_dropped(run: Run) -> None:
     """Drop the gradients of every second micro-batch."""
-    accelerator, seen = run.trained.accelerator, [0]
+    accelerator, seen = run.accelerator, [0]
     backward = accelerator.backward
 
     def every_second(loss: Any) -> None:
@@ -143,7 +143,7 @@ def other_labels_dropped(run: Run) -> None:
 
 def timesteps_rounded(run: Run) -> None:
     """Round the model's timesteps to bfloat16: 842 becomes 844."""
-    trained = run.trained
+    trained = run
     predict = trained.subject.predict
 
     def rounded_first(model: Any, x: Any, t_B: Any, conditions: Any) -> Any:
@@ -156,7 +156,7 @@ def timesteps_rounded(run: Run) -> None:
 
 def average_a_step_late(run: Run) -> None:
     """Omit the first step from the weight average."""
-    for attachment in run.trained.attached.values():
+    for attachment in run.attached.values():
         if attachment.averages():
             attachment.after_step = _from_the_second_on(attachment.after_step)
 
@@ -174,7 +174,7 @@ LATER = 100
 
 def one_rank_left_out(run: Run) -> None:
     """Drop the last rank's gradients, and scale up the others' to keep their total size."""
-    here = run.trained.accelerator
+    here = run.accelerator
     last = here.process_index == here.num_processes - 1
     scale = 0.0 if last else here.num_processes / (here.num_processes - 1)
     backward = here.backward
@@ -185,20 +185,20 @@ def attention_of_own_tokens(run: Run) -> None:
     """Compute attention over this rank's tokens only."""
     from strategies.parallel.sequence.attention import Ulysses
 
-    for layer in run.trained.subject.attentions(run.trained.module):
+    for layer in run.subject.attentions(run.module):
         layer.attend = layer.attend.inner if isinstance(layer.attend, Ulysses) else layer.attend
 
 
 def positions_of_the_first_part(run: Run) -> None:
     """Give every rank's tokens the positions of the first rank's."""
-    trained = run.trained
+    trained = run
     trained.subject.take_part(trained.module, 0, trained.launch.layout.sequence)
 
 
 def samples_of_their_own(run: Run) -> None:
     """Give ranks that should share samples parts of different samples."""
-    layout, batches = run.trained.launch.layout, run.feed.micro_batches
-    part = layout.part(run.trained.accelerator.process_index)
+    layout, batches = run.launch.layout, run.feed.micro_batches
+    part = layout.part(run.accelerator.process_index)
     run.feed.micro_batches = (  # type: ignore[method-assign]
         lambda step: batches(step + LATER * part)
     )
@@ -206,7 +206,7 @@ def samples_of_their_own(run: Run) -> None:
 
 def gradients_not_averaged(run: Run) -> None:
     """Keep the gradients of each rank's own part."""
-    run.trained.model.require_backward_grad_sync = False
+    run.model.require_backward_grad_sync = False
 
 
 def heads_dealt_as_they_lie(run: Run) -> None:
@@ -214,7 +214,7 @@ def heads_dealt_as_they_lie(run: Run) -> None:
     import torch
     from torch.distributed.tensor import distribute_tensor
 
-    trained = run.trained
+    trained = run
     packed = [p for p in trained.module.parameters() if getattr(p, "order", None)]
     with torch.no_grad():
         for p, whole in zip(packed, trained.engine.whole(trained, packed), strict=True):
@@ -250,7 +250,7 @@ def gradients_not_summed(run: Run) -> None:
 def _cut_layers(run: Run, axis: int) -> list[Any]:
     from torch import nn
 
-    linears = (m for m in run.trained.module.modules() if isinstance(m, nn.Linear))
+    linears = (m for m in run.module.modules() if isinstance(m, nn.Linear))
     return [m for m in linears if m.weight.placements[-1].is_shard(axis) and m.weight.ndim == 2
             and m.weight.device_mesh.ndim == 2]  # fmt: skip
 
@@ -274,7 +274,7 @@ CUT = named(heads_dealt_as_they_lie, products_not_summed, gradients_not_summed)
 
 def gradients_not_divided_by_micro_batches(run: Run) -> None:
     """Sum gradients over micro-batches without dividing: Adam is insensitive to a scale."""
-    model = run.trained.model
+    model = run.model
     begin = model._begin
 
     def begun(*given: Any) -> None:
@@ -286,7 +286,7 @@ def gradients_not_divided_by_micro_batches(run: Run) -> None:
 
 def all_forward_before_any_backward(run: Run) -> None:
     """Replace 1f1b by gpipe: the numbers are the same, and memory is higher."""
-    model = run.trained.model
+    model = run.model
     begin = model._begin
 
     def begun(order: Any) -> None:
@@ -300,22 +300,22 @@ def every_stage_keeps_the_whole_model(run: Run) -> None:
     """Keep weights of all blocks on each rank: the pipeline saves no memory."""
     import torch
 
-    module = run.trained.module
-    for name, p in run.trained.model.cut.elsewhere.items():
+    module = run.module
+    for name, p in run.model.cut.elsewhere.items():
         weight = torch.nn.Parameter(torch.zeros(p.shape), requires_grad=False)
         module.register_parameter(name.replace(".", "_"), weight)
 
 
 def one_parameter_of_the_last_stage_not_stepped(run: Run) -> None:
     """Remove a parameter from the last stage's optimizer: no other rank can detect it."""
-    if run.trained.model.cut.last:
-        (group,) = run.trained.inner_optimizer.param_groups
+    if run.model.cut.last:
+        (group,) = run.inner_optimizer.param_groups
         group["params"] = group["params"][:-1]
 
 
 def gradients_of_replicas_not_averaged(run: Run) -> None:
     """Step each pipeline with the gradients of its own samples."""
-    ranks = run.trained.model.ranks
+    ranks = run.model.ranks
     object.__setattr__(ranks, "average", lambda gradients: None)  # the object is frozen
 
 

@@ -128,7 +128,7 @@ def test_weights_of_a_file_are_taken_and_others_refused(tmp_path: Path, draw_her
     file = tmp_path / "averaged.safetensors"
     save_file(state, str(file))
     told = draw_here(dataclasses.replace(spec, weights=str(file)))
-    for name, p in told.trained.module.named_parameters():
+    for name, p in told.module.named_parameters():
         if name in state:
             assert torch.equal(p, state[name].bfloat16()), name
     state["blocks.0.attn.qkv.weight"] = torch.zeros(3, 3)

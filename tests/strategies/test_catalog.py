@@ -174,21 +174,21 @@ EVERY = dict.fromkeys([*mission.TRAINED.values(), *TRAINED_HERE])
 def test_evidence_is_shown_by_a_real_training(text, train_here):
     fields = [more for word, more in mission.FITTING.items() if f"+{word}" in text]
     spec = dataclasses.replace(showing(text), **(fields[0] if fields else {}))
-    run, log = train_here(spec, 2)
-    assert run.trained.optimizer_steps == 2 and len(log.losses) == 2
-    observe_here(run, log, text)
+    run = train_here(spec, 2)
+    assert run.optimizer_steps == 2 and len(run.log.losses) == 2
+    observe_here(run, text)
     for part in parse(text).strategies:
-        facts = part.evidence(run.trained)
+        facts = part.evidence(run)
         assert effects(facts), f"{part} shows an effect"
         assert set(settings(facts)) <= set(facts), "a label of something that is there"
 
 
 def test_a_step_that_was_skipped_is_noticed(train_here):
-    run, _ = train_here(TINY, 2)
-    run.trained.optimizer_steps += 1
+    run = train_here(TINY, 2)
+    run.optimizer_steps += 1
     for kind in (CATALOG["adamw"], Ema):
         with pytest.raises(NotInForce, match="2"):
-            kind().evidence(run.trained)
+            kind().evidence(run)
 
 
 def test_buckets_are_even_whatever_the_model():
@@ -200,9 +200,9 @@ def test_buckets_are_even_whatever_the_model():
 @pytest.mark.parametrize("layers", ["all", "blocks"])
 def test_qlora_leaves_in_full_the_layers_that_a_model_s_class_keeps(layers, train_here):
     """Wan's class keeps its time embedder; its model reads the type of that embedder's weights."""
-    run, log = train_here(miniature("wan2.1-1.3b", f"single+bf16_pure+qlora:layers={layers}"), 1)
-    named = run.trained.module.named_modules()
+    run = train_here(miniature("wan2.1-1.3b", f"single+bf16_pure+qlora:layers={layers}"), 1)
+    named = run.module.named_modules()
     full = {n for n, m in named if type(m) is torch.nn.Linear and "lora_" not in n}
     kept = {f"condition_embedder.time_embedder.linear_{i}" for i in (1, 2)}
     assert full == kept if layers == "all" else full > kept | {"proj_out"}
-    assert log.losses[0].isfinite()
+    assert run.log.losses[0].isfinite()

@@ -19,8 +19,8 @@ RECIPE = "single+compile:backend=aot_eager"
 
 def compiled(train_here, steps: int, recipe: str = RECIPE):
     """Its evidence."""
-    run, _ = train_here(dataclasses.replace(TINY, recipe=recipe), steps)
-    return part_named(recipe, "compile").evidence(run.trained)
+    run = train_here(dataclasses.replace(TINY, recipe=recipe), steps)
+    return part_named(recipe, "compile").evidence(run)
 
 
 def test_a_budget_keeps_fewer_activations(train_here):

@@ -67,21 +67,21 @@ def test_a_kept_prediction_is_of_the_teacher_s_shapes(file, tmp_path):
 
 
 def test_the_teacher_has_the_file_s_weights(file, train_here):
-    run, _ = train_here(train(f"single+distill:teacher={file},store=bf16"), 1)
-    teacher, saved = run.trained.attached["distill"], load_file(file)
+    run = train_here(train(f"single+distill:teacher={file},store=bf16"), 1)
+    teacher, saved = run.attached["distill"], load_file(file)
     held = dict(teacher.module.named_parameters())
     assert set(saved) == {n for n in held if n != "pos_embed"}
     assert all(held[name].equal(value.bfloat16()) for name, value in saved.items())
-    assert "teacher" not in "".join(n for n, _ in run.trained.module.named_parameters())
+    assert "teacher" not in "".join(n for n, _ in run.module.named_parameters())
 
 
 def test_the_loss_is_the_sum_of_its_terms(file, train_here):
     """Against the three by hand, of the first step's batch."""
     text = f"single+distill:teacher={file},weight=0.25,feature=0.5"
-    run, log = train_here(train(text), 1)
-    plain, _ = train_here(train("single"), 0)
+    run = train_here(train(text), 1)
+    plain = train_here(train("single"), 0)
     (batch,) = plain.feed.micro_batches(0)
-    student, teacher = plain.trained.module, run.trained.attached["distill"].module
+    student, teacher = plain.module, run.attached["distill"].module
     seen: dict[int, list] = {id(student): [], id(teacher): []}
     for module, places in ((student, (0, 1)), (teacher, (1, 3))):
         for place in places:
@@ -99,26 +99,26 @@ def test_the_loss_is_the_sum_of_its_terms(file, train_here):
         for mine, its in pairs
     ]
     wanted = 0.75 * true + 0.25 * (out - target).square().mean() + 0.5 * sum(features) / 2
-    assert float(log.losses[0]) == pytest.approx(float(wanted), rel=1e-5)
+    assert float(run.log.losses[0]) == pytest.approx(float(wanted), rel=1e-5)
 
 
 @pytest.mark.parametrize("more", ["accumulate", "accumulate+checkpoint"])
 def test_the_cut_of_a_batch_and_recomputing_change_nothing(more, train_here):
     recipe = "single+distill:feature=1.0"
-    _, log = train_here(train(recipe), 3)
-    _, other = train_here(train(f"{recipe}+{more}"), 3)
-    assert [float(x) for x in other.losses] == pytest.approx([float(x) for x in log.losses], 1e-5)
-    assert [float(x) for x in other.norms] == pytest.approx([float(x) for x in log.norms], 1e-4)
+    run = train_here(train(recipe), 3)
+    other = train_here(train(f"{recipe}+{more}"), 3)
+    assert other.all_losses() == pytest.approx(run.all_losses(), 1e-5)
+    assert other.all_norms() == pytest.approx(run.all_norms(), 1e-4)
 
 
 def test_a_training_goes_on_with_its_own_teacher_alone(file, train_here):
-    first, _ = train_here(train(f"single+distill:teacher={file}"), 1)
-    state = first.trained.attached["distill"].state_dict()
-    again, _ = train_here(train(f"single+distill:teacher={file}"), 0)
-    again.trained.attached["distill"].load_state_dict(state)
-    other, _ = train_here(train("single+distill"), 0)
+    first = train_here(train(f"single+distill:teacher={file}"), 1)
+    state = first.attached["distill"].state_dict()
+    again = train_here(train(f"single+distill:teacher={file}"), 0)
+    again.attached["distill"].load_state_dict(state)
+    other = train_here(train("single+distill"), 0)
     with pytest.raises(BadInput, match="not the one that this training began with"):
-        other.trained.attached["distill"].load_state_dict(state)
+        other.attached["distill"].load_state_dict(state)
 
 
 def test_a_file_of_another_model_is_refused(file, train_here):

@@ -34,7 +34,7 @@ def test_evidence_is_shown_by_samples_drawn(text, draw_here):
     drawn = draw_here(drawing(text))
     parts = parse(text, workload=SAMPLE).strategies
     for part in parts:
-        assert effects(part.evidence(drawn.trained)), f"{part} shows an effect"
+        assert effects(part.evidence(drawn)), f"{part} shows an effect"
     assert drawn.drawn.shape == (2, 4, 32, 32) and torch.isfinite(drawn.drawn).all()
 
 
@@ -47,7 +47,7 @@ def test_evidence_is_lost_when_the_effect_is_stubbed(case, draw_here, monkeypatc
         drawn = draw_here(drawing(text))
         part = next(p for p in parts if type(p) is kind)
         with pytest.raises((NotInForce, AttributeError)):
-            part.evidence(drawn.trained)
+            part.evidence(drawn)
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_evidence_is_lost_when_the_effect_is_stubbed(case, draw_here, monkeypatc
 def test_bits_a_weight_are_those_that_are_held(text, least, most, draw_here):
     drawn = draw_here(drawing(f"single+{text}"))
     (part,) = (p for p in drawn.resolved.recipe.strategies if text.startswith(p.name))
-    facts = part.evidence(drawn.trained)
+    facts = part.evidence(drawn)
     assert least <= facts["bits_per_weight"] <= most
     plain = resolve(DRAWN).subject.make()
     wanted = [plain.get_submodule(n) for n in eight_bits.linears(plain, drawn.resolved.subject)]

@@ -109,12 +109,12 @@ def test_it_runs_on_two_processes_with_evidence(row):
 @pytest.mark.parametrize("row", [f"ddp+{SPARSE}"], indirect=True)
 def test_sparse_gradients_travel_between_two_processes(row, train_here):
     spec = dataclasses.replace(row.spec, recipe=f"single+{SPARSE}", processes=1)
-    run, log = train_here(spec, 4)
-    assert row.losses[:4] == pytest.approx(log.all_losses(run), rel=1e-5)
+    run = train_here(spec, 4)
+    assert row.losses[:4] == pytest.approx(run.all_losses(), rel=1e-5)
     sent = row.evidence["sparse_embedding"]
     assert 0 < sent["place_bytes_sent"] < sent["gradient_bytes"] < 0.5 * sent["dense_bytes"]
     (kept,) = (p for p in parse(spec.recipe).strategies if p.name == "sparse_embedding")
-    assert "place_bytes_sent" not in kept.evidence(run.trained), "one process sends nothing"
+    assert "place_bytes_sent" not in kept.evidence(run), "one process sends nothing"
 
 
 ALIKE = [TAUGHT, "ddp+block_swap:blocks=3+accumulate", "fsdp2+optimizer_in_backward"]
@@ -126,9 +126,9 @@ def test_it_trains_on_two_processes_as_on_one(row, train_here):
     they are reduced."""
     part = row.spec.recipe.partition("+")[2] if row.spec.recipe == TAUGHT else "adamw"
     alone = dataclasses.replace(row.spec, recipe=f"single+{part}", processes=1)
-    _, log = train_here(alone, 2)
-    assert row.losses[:2] == pytest.approx([float(loss) for loss in log.losses], rel=1e-5)
-    assert row.grad_norms[:2] == pytest.approx([float(norm) for norm in log.norms], rel=1e-4)
+    run = train_here(alone, 2)
+    assert row.losses[:2] == pytest.approx([float(loss) for loss in run.log.losses], rel=1e-5)
+    assert row.grad_norms[:2] == pytest.approx([float(norm) for norm in run.log.norms], rel=1e-4)
 
 
 @pytest.mark.parametrize(("sharding", "adapter"), SPLIT_ADAPTERS)
@@ -152,8 +152,8 @@ def test_it_is_launched_and_audited_like_any_other(row, train_here):
     text = row.spec.recipe
     assert {part.name for part in parse(text).strategies} <= set(row.evidence)
     alone = "+".join(["single", *text.split("+")[1:]])
-    run, log = train_here(dataclasses.replace(STRIP, recipe=alone), 2)
-    losses = log.all_losses(run)
+    run = train_here(dataclasses.replace(STRIP, recipe=alone), 2)
+    losses = run.all_losses()
     # ZeRO rounds the weights themselves to bfloat16, autocast a copy.
     close = 1e-2 if "bf16" in text else 1e-5
     assert len(losses) == 2 and row.losses[:2] == pytest.approx(losses, rel=close)
@@ -176,7 +176,7 @@ def test_a_family_trains_on_two_processes_as_it_does_alone(row, train_here):
     parts = row.spec.recipe.split("+")[1:]
     alone = "+".join(["single", *(part for part in parts if part != "checkpoint")])
     spec = dataclasses.replace(row.spec, recipe=alone, processes=1)
-    run, log = train_here(spec, 2)
-    assert row.losses[:2] == pytest.approx(log.all_losses(run), rel=1e-4)
-    assert row.grad_norms[:2] == pytest.approx(log.all_norms(), rel=1e-4)
+    run = train_here(spec, 2)
+    assert row.losses[:2] == pytest.approx(run.all_losses(), rel=1e-4)
+    assert row.grad_norms[:2] == pytest.approx(run.all_norms(), rel=1e-4)
     assert row.losses[0] != row.losses[1], "it learned nothing"

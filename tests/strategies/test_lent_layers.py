@@ -45,10 +45,10 @@ def test_a_block_that_is_sharded_again_is_refused(engine):
 
 @pytest.mark.parametrize("more", ["", "+lora"])
 def test_they_stay_on_the_device_and_train_alike(train_here, more):
-    plain, log = train_here(small(f"single{more}"), 2)
-    run, streamed = train_here(small(f"single+block_swap:blocks=4{more}"), 2)
-    lent = {id(p) for p in run.trained.module.get_submodule(EMBEDDING).parameters()}
-    hosts = {id(p) for p in run.trained.attached["block_swap"].hosts}
+    plain = train_here(small(f"single{more}"), 2)
+    run = train_here(small(f"single+block_swap:blocks=4{more}"), 2)
+    lent = {id(p) for p in run.module.get_submodule(EMBEDDING).parameters()}
+    hosts = {id(p) for p in run.attached["block_swap"].hosts}
     assert lent and hosts and not lent & hosts
-    assert streamed.losses == log.losses
-    assert weights_digest(run.trained.module) == weights_digest(plain.trained.module)
+    assert run.log.losses == plain.log.losses
+    assert weights_digest(run.module) == weights_digest(plain.module)

@@ -79,8 +79,8 @@ def test_a_tensor_of_the_host_that_autograd_keeps_stays_where_it_is():
 
 def test_a_prediction_for_a_gpu_has_the_buffers_of_an_average_on_the_host(train_here):
     """No larger than the largest shard, and whole powers of two, as pinned blocks are."""
-    run, _ = train_here(TINY, 1)
-    average = run.trained.attached["ema"]
+    run = train_here(TINY, 1)
+    average = run.attached["ema"]
     assert average.staging is None, "a CPU reads its own memory"
     average.on_host = True
     average._stage(torch.empty(1000, device="meta"))

@@ -123,12 +123,11 @@ EXACT_LOSSES = [
 @pytest.mark.parametrize("text", launchable(HERE, HERE[:3]))
 def test_it_trains_here_with_the_evidence_of_every_part(text, train_here):
     spec = showing(text)
-    run, log = train_here(spec, 2)
-    trained, resolved = run.trained, resolve(spec)
-    _, checks = collect_evidence(resolved, trained)
-    checks += audit(resolved, trained, log, log.all_losses(run), run.digest)
+    run = train_here(spec, 2)
+    _, checks = collect_evidence(run)
+    checks += audit(run, run.all_losses())
     assert [(c.name, c.asked, c.found) for c in checks if not c.ok] == []
-    assert log.all_norms()[0] > 0
+    assert run.all_norms()[0] > 0
 
 
 @pytest.mark.parametrize(("text", "processes", "wanted", "more"), REFUSED)
@@ -142,8 +141,8 @@ def test_it_is_refused_with_the_way_out(text, processes, wanted, more):
 
 
 def curves(text, train_here, **changes):
-    run, log = train_here(dataclasses.replace(TINY, recipe=text, **changes), 4)
-    return run, log.all_losses(run), log.all_norms()
+    run = train_here(dataclasses.replace(TINY, recipe=text, **changes), 4)
+    return run, run.all_losses(), run.all_norms()
 
 
 def test_a_step_within_backward_is_the_same_step(train_here):
@@ -169,10 +168,10 @@ def test_streamed_weights_step_within_backward_as_those_that_stay(text, train_he
     for recipe in (re.sub(r"block_swap:blocks=.\+", "", text), text):
         spec = dataclasses.replace(TINY, recipe=f"single+{recipe}+optimizer_in_backward")
         spec = dataclasses.replace(spec, learning_rate=1e-3, weight_decay=0.01)
-        run, log = train_here(spec, 3)
-        observe_here(run, log, spec.recipe)
-        found.append((log.all_losses(run), log.all_norms(), weights_digest(run.trained.module)))
-        facts, checks = collect_evidence(resolve(spec), run.trained)
+        run = train_here(spec, 3)
+        observe_here(run, spec.recipe)
+        found.append((run.all_losses(), run.all_norms(), weights_digest(run.module)))
+        facts, checks = collect_evidence(run)
         assert [(c.name, c.asked, c.found) for c in checks if not c.ok] == []
     assert found[0] == found[1]
     freed = facts["optimizer_in_backward"]
@@ -197,11 +196,11 @@ def test_what_must_not_change_the_computation_does_not(train_here):
 
 
 def test_norms_are_logged_without_the_loss_scale(train_here):
-    run, log = train_here(TINY, 1)
-    gradients = [p for p in run.trained.module.parameters() if p.requires_grad]
-    run.trained.accelerator.unscale_gradients = lambda: [p.grad.div_(1024) for p in gradients]
-    optimizer_step(run, 0, log)
-    assert float(log.norms[1]) == pytest.approx(float(log.norms[0]) / 1024, rel=0.1)
+    run = train_here(TINY, 1)
+    gradients = [p for p in run.module.parameters() if p.requires_grad]
+    run.accelerator.unscale_gradients = lambda: [p.grad.div_(1024) for p in gradients]
+    optimizer_step(run, 0)
+    assert float(run.log.norms[1]) == pytest.approx(float(run.log.norms[0]) / 1024, rel=0.1)
 
 
 # -- bytes ------------------------------------------------------------------------------------
@@ -212,11 +211,9 @@ def test_optimizer_state_is_counted_by_its_true_bytes(train_here):
     for text in (
         "adamw", "adam8bit", "adam8bit:lib=torchao", "adam4bit", "adam16bit", "adafactor", "sgd",
     ):  # fmt: skip
-        run, _ = train_here(dataclasses.replace(TINY, recipe=f"single+{text}"), 1)
-        weights = sum(p.numel() for p in run.trained.module.parameters() if p.requires_grad)
-        held[text] = (
-            bytes_of(run.trained.engine.held(run.trained).tensors["optimizer_state"]) / weights
-        )
+        run = train_here(dataclasses.replace(TINY, recipe=f"single+{text}"), 1)
+        weights = sum(p.numel() for p in run.module.parameters() if p.requires_grad)
+        held[text] = bytes_of(run.engine.held(run).tensors["optimizer_state"]) / weights
     assert held["adamw"] == pytest.approx(8, abs=0.01) and held["sgd"] == 4
     assert held["adam16bit"] == pytest.approx(4, abs=0.01)
     assert 2 < held["adam8bit"] < 2.2 and 2 < held["adam8bit:lib=torchao"] < 2.2
@@ -229,18 +226,18 @@ def test_optimizer_state_is_counted_by_its_true_bytes(train_here):
 @pytest.mark.parametrize("text", ["single+qlora", "single+dora", "single+controlnet"])
 def test_what_was_trained_is_saved_by_itself(text, train_here, tmp_path):
     spec = dataclasses.replace(TINY, recipe=text, learning_rate=1e-2)
-    run, _ = train_here(spec, 2)
+    run = train_here(spec, 2)
     file, resolved = tmp_path / "adapters.safetensors", resolve(spec)
     fit = Training(folder=None, trained=file)
-    fit.finish(run, resolved)
-    trainable = sum(p.numel() for p in run.trained.module.parameters() if p.requires_grad)
+    fit.finish(run)
+    trainable = sum(p.numel() for p in run.module.parameters() if p.requires_grad)
     assert file.stat().st_size < 4 * trainable + 20_000, "the frozen model is not in the file"
     again = setup.build_model(resolved)
     resolved.recipe.in_slot(Slot.ADAPT).edit_model(again, resolved.subject)
     saved, free = resolved.subject.load(file), dict(again.named_parameters())
     assert saved.keys() == {name for name, p in free.items() if p.requires_grad}
     again.load_state_dict(dict(saved), strict=False)
-    mine = run.trained.module.state_dict()
+    mine = run.module.state_dict()
     assert all(torch.equal(mine[k], v) for k, v in again.state_dict().items() if torch.is_tensor(v))
 
 
@@ -261,16 +258,14 @@ RESUMED = [
 def test_a_training_goes_on_as_if_never_interrupted(text, train_here, tmp_path):
     model = TINY.model if "block_swap" in text else FLAT
     spec = dataclasses.replace(TINY, recipe=text, model=model, learning_rate=1e-3)
-    run, log = train_here(spec, 2)
-    folder = training.save(run.trained, tmp_path, {})
-    optimizer_step(run, 2, log)
+    run = train_here(spec, 2)
+    folder = training.save(run, tmp_path, {})
+    optimizer_step(run, 2)
     again, later = train_here(spec, 0)
-    training.restore(again.trained, folder, {})
+    training.restore(again, folder, {})
     optimizer_step(again, 2, later)
-    assert later.all_losses(again) == pytest.approx(log.all_losses(run)[2:], rel=1e-6)
-    for mine, wanted in zip(
-        again.trained.module.parameters(), run.trained.module.parameters(), strict=True
-    ):
+    assert later.all_losses(again) == pytest.approx(run.all_losses()[2:], rel=1e-6)
+    for mine, wanted in zip(again.module.parameters(), run.module.parameters(), strict=True):
         assert torch.equal(mine, wanted)
     for part in parse(text).strategies:
-        assert part.evidence(again.trained)
+        assert part.evidence(again)

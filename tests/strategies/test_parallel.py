@@ -123,9 +123,9 @@ def test_other_models_are_shared_as_well(row, train_here):
     assert [check for check in row.audit if not check.ok] == []
     assert row.evidence["sp"]["exchanges_an_attention"]["forward"] == 4.0
     alone = "+".join(["single", *row.spec.recipe.split("+")[2:]])
-    run, log = train_here(dataclasses.replace(row.spec, recipe=alone, processes=1), 2)
-    assert row.losses[:2] == pytest.approx(log.all_losses(run), rel=1e-5)
-    assert row.grad_norms[:2] == pytest.approx(log.all_norms(), rel=2e-5)
+    run = train_here(dataclasses.replace(row.spec, recipe=alone, processes=1), 2)
+    assert row.losses[:2] == pytest.approx(run.all_losses(), rel=1e-5)
+    assert row.grad_norms[:2] == pytest.approx(run.all_norms(), rel=2e-5)
 
 
 # ---- not in force ----

@@ -217,10 +217,10 @@ def test_a_checkpoint_is_a_plain_model_s_and_training_goes_on(runs, train_here):
     dcp_to_torch_save(path, base / "joined")
     saved = torch.load(base / "joined", weights_only=True)["model"]
     alone = dataclasses.replace(TWO, recipe="single", processes=1)
-    run, _ = train_here(alone, len(rows[ON].losses))
-    hold_alike(saved, dict(run.trained.module.named_parameters()))
+    run = train_here(alone, len(rows[ON].losses))
+    hold_alike(saved, dict(run.module.named_parameters()))
     averages = load_file(base / "averaged.safetensors")
-    hold_alike(averages, run.trained.attached["ema"].full_state())
+    hold_alike(averages, run.attached["ema"].full_state())
 
 
 # ---- not in force ----

@@ -9,7 +9,7 @@ import torch
 from conftest import part_named
 
 from harness.resolve import resolve
-from harness.worker.setup import Building
+from harness.worker.setup import edited_model
 from strategies.adapters.beside import chosen_blocks, most_blocks, own
 from strategies.adapters.coded import Coded
 from strategies.base import BadInput
@@ -31,9 +31,9 @@ def test_blocks_are_chosen_by_number_and_from_either_end(text, chosen, most):
 
 def adapted_in(recipe: str) -> set[str]:
     """The layers of a small Flux, two blocks of each group, that get adapters."""
-    building = Building(resolve(miniature("flux-dev", f"single+bf16_pure+{recipe}")))
-    building.edit()
-    return {n.partition(".lora_")[0].partition(".oft_")[0] for n in own(building.module)}
+    spec = miniature("flux-dev", f"single+bf16_pure+{recipe}")
+    module, *_ = edited_model(resolve(spec))
+    return {n.partition(".lora_")[0].partition(".oft_")[0] for n in own(module)}
 
 
 def test_layers_of_a_public_model_are_chosen_by_part_and_by_name():
@@ -60,9 +60,9 @@ def test_adapters_reach_layers_outside_of_the_blocks_by_the_endings_of_their_nam
 
 
 def coded(train_here, recipe: str) -> set[str]:
-    run, _ = train_here(miniature("flux-dev", recipe), 1)
-    facts = part_named(recipe, "cast").evidence(run.trained)
-    named = run.trained.module.named_modules()
+    run = train_here(miniature("flux-dev", recipe), 1)
+    facts = part_named(recipe, "cast").evidence(run)
+    named = run.module.named_modules()
     names = {name.removesuffix(".base_layer") for name, m in named if isinstance(m, Coded)}
     assert facts["layers"] == len(names)
     return names

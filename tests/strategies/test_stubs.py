@@ -37,9 +37,9 @@ def evidence(name: str, text: str, train_here) -> dict:
     machine that has what it needs."""
     spec = dataclasses.replace(showing(text), **mission.FITTING.get(name, {}))
     with STAND_INS.get(name, contextlib.nullcontext)():
-        run, log = train_here(spec, 2)
-        observe_here(run, log, text)
-        return part_named(text, name).evidence(run.trained)
+        run = train_here(spec, 2)
+        observe_here(run, text)
+        return part_named(text, name).evidence(run)
 
 
 def pairs() -> dict[str, tuple[str, str]]:
@@ -84,8 +84,8 @@ def test_each_row_of_the_mission_is_run():
 
 def test_a_master_is_read_off_the_optimizer(train_here):
     """A run as DeepSpeed leaves one: bfloat16 weights, and an optimizer of float32 copies."""
-    run, _ = train_here(TINY, 1)
-    trained = run.trained
+    run = train_here(TINY, 1)
+    trained = run
     for group in trained.inner_optimizer.param_groups:
         group["params"] = [p.detach().clone() for p in group["params"]]
     trained.module.to(torch.bfloat16)
@@ -100,12 +100,12 @@ def test_a_master_is_read_off_the_optimizer(train_here):
 
 def test_tf32_left_on_is_noticed(train_here, monkeypatch):
     monkeypatch.setattr(Fp32, "edit_model", nothing)
-    run, _ = train_here(TINY, 1)
+    run = train_here(TINY, 1)
     matmul = torch.backends.cuda.matmul  # monkeypatch cannot undo an attribute of this object
     try:
         matmul.allow_tf32 = True
         with pytest.raises(NotInForce, match="TF32 is on"):
-            Fp32().evidence(run.trained)
+            Fp32().evidence(run)
     finally:
         matmul.allow_tf32 = False
 
@@ -115,27 +115,27 @@ def test_tf32_left_on_is_noticed(train_here, monkeypatch):
 
 def test_a_watched_step_trains_as_any_other_and_leaves_no_hook_behind(train_here):
     spec = dataclasses.replace(TINY, model=FLAT, recipe="single+muon+accumulate")
-    run, log = train_here(spec, 2)
-    trained, backward = run.trained, run.trained.accelerator.backward
+    run = train_here(spec, 2)
+    trained, backward = run, run.accelerator.backward
     optimizer = trained.inner_optimizer
 
     def hooks() -> tuple[int, int]:
         return len(optimizer._optimizer_step_post_hooks), len(optimizer._optimizer_step_pre_hooks)
 
     before = hooks()
-    observe_here(run, log, spec.recipe)
+    observe_here(run, spec.recipe)
     assert hooks() == before and trained.accelerator.backward == backward
     assert trained.observed.micro_steps == 2 and trained.optimizer_steps == 3
     assert not any(p._post_accumulate_grad_hooks for p in trained.module.parameters())
     plain, other = train_here(spec, 3)
-    assert log.all_losses(run) == other.all_losses(plain)
-    assert weights_digest(trained.module) == weights_digest(plain.trained.module)
+    assert run.all_losses() == other.all_losses(plain)
+    assert weights_digest(trained.module) == weights_digest(plain.module)
 
 
 def test_operators_are_told_apart_by_phase_and_type(train_here):
-    run, log = train_here(dataclasses.replace(TINY, recipe="single+bf16"), 1)
-    observe_here(run, log, "single+bf16")
-    seen = run.trained.observed
+    run = train_here(dataclasses.replace(TINY, recipe="single+bf16"), 1)
+    observe_here(run, "single+bf16")
+    seen = run.observed
     # Fetching samples is none of the step's phases.
     assert {ran.phase for ran in seen.ran} == {"data", "forward", "backward", "optimizer"}
     assert seen.products("forward").keys() == {"bfloat16"} and not seen.products("optimizer")

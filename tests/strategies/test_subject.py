@@ -39,11 +39,11 @@ WORKS = [
 
 @pytest.mark.parametrize("text", launchable(WORKS, WORKS[:-3]))
 def test_it_trains_with_the_evidence_of_all_its_parts(text, train_here):
-    run, log = train_here(dataclasses.replace(STRIP, recipe=text), 2)
-    observe_here(run, log, text)
+    run = train_here(dataclasses.replace(STRIP, recipe=text), 2)
+    observe_here(run, text)
     for part in parse(text).strategies:
-        assert part.evidence(run.trained)
-    assert all(loss.isfinite() for loss in log.losses)
+        assert part.evidence(run)
+    assert all(loss.isfinite() for loss in run.log.losses)
 
 
 @pytest.mark.parametrize("text", NEEDS)

@@ -115,18 +115,18 @@ def test_flux_is_cut_and_trains_as_whole(row, runs):
 def test_other_models_train_as_one_process_does(row, train_here):
     assert [check for check in row.audit if not check.ok] == []
     alone = dataclasses.replace(row.spec, recipe="single", processes=1)
-    run, log = train_here(alone, len(row.losses))
-    assert row.losses == pytest.approx(log.all_losses(run), rel=1e-4)
-    assert row.grad_norms == pytest.approx(log.all_norms(), rel=1e-4)
+    run = train_here(alone, len(row.losses))
+    assert row.losses == pytest.approx(run.all_losses(), rel=1e-4)
+    assert row.grad_norms == pytest.approx(run.all_norms(), rel=1e-4)
 
 
 def test_what_is_saved_is_a_plain_model_s(runs, train_here):
     row, folder = runs[0]["saved"], runs[1] / "state"
     assert row.status is Status.OK, f"{row.reason}\n{row.log_tail}"
     alone = dataclasses.replace(FOUR, recipe="single", processes=1)
-    run, _ = train_here(alone, len(row.losses))
-    free = {n: p for n, p in run.trained.module.named_parameters() if p.requires_grad}
-    average = dict(zip(free, run.trained.attached["ema"].shards, strict=True))
+    run = train_here(alone, len(row.losses))
+    free = {n: p for n, p in run.module.named_parameters() if p.requires_grad}
+    average = dict(zip(free, run.attached["ema"].shards, strict=True))
     hold_alike(load_file(folder / "trained"), free, 2e-6)
     hold_alike(load_file(folder / "averaged"), average, 2e-6)
 

@@ -53,10 +53,10 @@ def test_weights_packed_for_dense_products_are_noticed(train_here, monkeypatch):
     monkeypatch.setattr(packed24.Packed24, "forward", forward_of)
     recipe = "single+bf16+sparse24"
     with stand_ins.sparse_kernels():
-        run, _, _ = traced_here(train_here, dataclasses.replace(TINY, recipe=recipe))
-    assert any("semi_structured_tile" in op for op in run.trained.ops)
+        run, _ = traced_here(train_here, dataclasses.replace(TINY, recipe=recipe))
+    assert any("semi_structured_tile" in op for op in run.ops)
     with pytest.raises(NotInForce, match="no sparse product"):
-        part_named(recipe, "sparse24").evidence(run.trained)
+        part_named(recipe, "sparse24").evidence(run)
 
 
 # -- low-bit states ---------------------------------------------------------------------------
@@ -64,10 +64,10 @@ def test_weights_packed_for_dense_products_are_noticed(train_here, monkeypatch):
 
 def test_low_bit_states_count_with_the_bytes_that_are_stored(train_here):
     """Their tensors look like float32; the height is the profiler's, which sees no tensors."""
-    run, log, found = traced_here(train_here, dataclasses.replace(TINY, recipe="single+adam4bit"))
-    stored = bytes_of(tensors(run.trained.inner_optimizer))
+    run, found = traced_here(train_here, dataclasses.replace(TINY, recipe="single+adam4bit"))
+    stored = bytes_of(tensors(run.inner_optimizer))
     assert found.optimizer_state == stored
     with torch.profiler.profile(profile_memory=True) as profile:
-        optimizer_step(run, 3, log)
+        optimizer_step(run, 3)
     known = found.parameters + found.optimizer_state + found.ema
     assert highest(profile) == pytest.approx(found.total - known, rel=0.02)

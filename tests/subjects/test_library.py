@@ -240,9 +240,9 @@ def test_what_gets_no_gradient_is_found_frozen_and_said(train_here):
     subject = resolve(spec).subject
     assert len(subject.idle) == 9 and all("transformer_blocks.1" in name for name in subject.idle)
     assert not {f"{n}.weight" for n in subject.linears} & set(subject.idle)
-    run, _ = train_here(spec, 1)
-    named = dict(run.trained.module.named_parameters())
-    still = {n for n, p in named.items() if n not in run.trained.subject.idle and not moved(run, p)}
+    run = train_here(spec, 1)
+    named = dict(run.module.named_parameters())
+    still = {n for n, p in named.items() if n not in run.subject.idle and not moved(run, p)}
     assert not still, "all others are trained"
     assert not any(named[name].requires_grad for name in subject.idle)
     assert any("9 parameters" in note and "get no gradient" in note for note in run.notes)
@@ -259,7 +259,7 @@ def test_a_model_has_the_layers_that_its_parts_name(name):
 
 
 def moved(run, p) -> bool:
-    state = run.trained.inner_optimizer.state.get(p, {})
+    state = run.inner_optimizer.state.get(p, {})
     return "exp_avg" in state and bool(state["exp_avg"].abs().sum() > 0)
 
 
@@ -331,11 +331,11 @@ def uneven():
 def test_layers_of_a_public_model_s_blocks_are_recomputed(name, part, train_here):
     """Flux's blocks of one stream have no FFN of their own."""
     recipe = f"single+checkpoint:part={part}"
-    run, log = train_here(miniature(name, recipe), 2)
-    found = parse(recipe).in_slot(Slot.RECOMPUTE).evidence(run.trained)
+    run = train_here(miniature(name, recipe), 2)
+    found = parse(recipe).in_slot(Slot.RECOMPUTE).evidence(run)
     assert (found["parts"], found["block_forwards"]) == (4, 2)
-    _, plain = train_here(miniature(name, "single"), 2)
-    assert log.losses == plain.losses
+    plain = train_here(miniature(name, "single"), 2)
+    assert run.log.losses == plain.log.losses
 
 
 @pytest.fixture
@@ -353,10 +353,10 @@ def test_a_module_of_one_s_own_trains_with_its_own_batch_and_loss(own, train_her
     subject = resolve(spec).subject
     assert subject.survey.depth == 3 and len(subject.linears) == 6
     assert subject.idle == ("unused.weight", "unused.bias") and subject.data.size == 6
-    run, log = train_here(spec, 6)
-    assert log.losses[-1] < 0.9 * log.losses[0]
+    run = train_here(spec, 6)
+    assert run.log.losses[-1] < 0.9 * run.log.losses[0]
     part = parse("single+checkpoint").in_slot(Slot.RECOMPUTE)
-    assert part.evidence(run.trained)["block_forwards"] == 2
+    assert part.evidence(run)["block_forwards"] == 2
 
 
 @pytest.mark.parametrize(

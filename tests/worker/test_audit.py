@@ -14,14 +14,13 @@ from harness.worker.loop import optimizer_step
 from harness.worker.projections import Watch
 
 
-def facts_of(spec, run, log, **more):
-    facts = {"resolved": resolve(spec), "trained": run.trained, "log": log, "digest": run.digest}
-    return {**facts, "losses": log.all_losses(run), **more}
+def facts_of(run, **more):
+    return {"run": run, "losses": run.all_losses(), **more}
 
 
 @pytest.fixture
 def facts(train_here):
-    return facts_of(TINY, *train_here(TINY, 3))
+    return facts_of(train_here(TINY, 3))
 
 
 def failed(facts) -> set[str]:
@@ -29,23 +28,23 @@ def failed(facts) -> set[str]:
 
 
 def in_another_order(facts):
-    facts["log"].positions[0] = [m[::-1].copy() for m in facts["log"].positions[0]]
+    facts["run"].log.positions[0] = [m[::-1].copy() for m in facts["run"].log.positions[0]]
 
 
 def left_out(facts):
-    facts["log"].positions[1] = [m[:-1] for m in facts["log"].positions[1]]
+    facts["run"].log.positions[1] = [m[:-1] for m in facts["run"].log.positions[1]]
 
 
 def in_halves(facts):
-    facts["log"].positions = [[*np.split(step[0], 2)] for step in facts["log"].positions]
+    facts["run"].log.positions = [[*np.split(step[0], 2)] for step in facts["run"].log.positions]
 
 
 def stepped_less_often(facts):
-    next(iter(facts["trained"].inner_optimizer.state.values()))["step"] -= 1
+    next(iter(facts["run"].inner_optimizer.state.values()))["step"] -= 1
 
 
 def a_step_not_taken(facts):
-    facts["trained"].optimizer_steps += 1
+    facts["run"].optimizer_steps += 1
 
 
 def no_number(facts):
@@ -54,11 +53,11 @@ def no_number(facts):
 
 def other_processes(facts):
     spec = dataclasses.replace(TINY, processes=2, recipe="ddp", global_batch=8)
-    facts["resolved"] = resolve(spec)
+    facts["run"].resolved = resolve(spec)
 
 
 def another_clipping(facts):
-    facts["resolved"] = resolve(dataclasses.replace(TINY, grad_clip=1.0))
+    facts["run"].resolved = resolve(dataclasses.replace(TINY, grad_clip=1.0))
 
 
 FAULTS = {
@@ -83,12 +82,12 @@ def test_a_wrong_fact_is_noticed(spoil, facts):
 
 
 def test_a_parameter_that_stands_still_or_is_not_watched_is_noticed_and_named(train_here):
-    run, log = train_here(TINY, 0)
-    watch = Watch(run.trained, run.feed)
+    run = train_here(TINY, 0)
+    watch = Watch(run, run.feed)
     for step in range(STEPS_TO_MOVE):
-        optimizer_step(run, step, log)
+        optimizer_step(run, step)
     did = watch.end(gather)
-    watched = facts_of(TINY, run, log, did=did)
+    watched = facts_of(run, did=did)
     assert failed(watched) == set()
     name = next(iter(did.update))
     did.update[name] = [0.0] * len(did.update[name])
@@ -102,10 +101,10 @@ def test_a_parameter_that_stands_still_or_is_not_watched_is_noticed_and_named(tr
 
 def test_clipping_is_read_off_the_gradients(train_here):
     spec = dataclasses.replace(TINY, grad_clip=0.01)
-    run, log = train_here(spec, 2)
-    before, after = log.clipped
+    run = train_here(spec, 2)
+    before, after = run.log.clipped
     assert before > 0.1 and after == pytest.approx(0.01, rel=1e-4)
-    found = facts_of(spec, run, log)
+    found = facts_of(run)
     assert failed(found) == set()
-    log.clipped = (before, before)  # as if the gradients had stayed as they were
+    run.log.clipped = (before, before)  # as if the gradients had stayed as they were
     assert failed(found) == {"gradient clipping"}

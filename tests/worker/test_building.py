@@ -17,7 +17,7 @@ from harness.memory.tracer import Tracer
 from harness.resolve import resolve
 from harness.subjects.dit.subject import Dit
 from harness.worker import setup
-from harness.worker.setup import Building
+from harness.worker.setup import combined, edited_model
 from strategies import initial
 from strategies.sparsity.prune import Prune
 from strategies.strategy import Strategy
@@ -52,13 +52,13 @@ def test_a_first_weight_depends_on_seed_and_name_and_not_on_order():
 
 
 def test_the_digest_is_of_the_weights_that_were_drawn():
-    building = Building(RESOLVED)
-    building.edit()
-    initial.fill(building.module, building.drawn, "cpu")
-    assert building.digest == weights_digest(building.module) == weights_digest(BUILT)
+    module, weights, _ = edited_model(RESOLVED)
+    initial.fill(module, weights, "cpu")
+    digest = combined(weights.digests)
+    assert digest == weights_digest(module) == weights_digest(BUILT)
     with torch.no_grad():
-        building.module.blocks[3].mlp.fc1.bias[0] += 1e-7
-    assert weights_digest(building.module) != building.digest
+        module.blocks[3].mlp.fc1.bias[0] += 1e-7
+    assert weights_digest(module) != digest
 
 
 # -- one process ------------------------------------------------------------------------------
@@ -76,7 +76,7 @@ def loaded(train_here, monkeypatch):
                 return prepare(resolved, feed, accelerator, scratch, tracer.enter)
 
         monkeypatch.setattr(setup, "prepare", watched)
-        run, _ = train_here(dataclasses.replace(spec, recipe=recipe), 0)
+        run = train_here(dataclasses.replace(spec, recipe=recipe), 0)
         monkeypatch.setattr(setup, "prepare", prepare)
         return run, phase_peaks(tracer.record, "device")["load"]
 
@@ -105,10 +105,10 @@ def plain(module: nn.Module) -> dict[str, torch.Tensor]:
 )
 def test_loading_holds_what_will_live_and_one_parameter_more(recipe, share, loaded):
     run, peak = loaded(recipe)
-    adapters = sum(p.nbytes for n, p in run.trained.module.named_parameters() if "lora_" in n)
+    adapters = sum(p.nbytes for n, p in run.module.named_parameters() if "lora_" in n)
     assert share * WHOLE * 0.9 < peak < share * WHOLE + adapters + SLACK
     assert run.digest == weights_digest(BUILT) and run.notes == []
-    for name, p in plain(run.trained.module).items():
+    for name, p in plain(run.module).items():
         wanted = dict(BUILT.named_parameters())[name]
         if "qlora" in recipe and name.removesuffix(".weight") in LINEARS:
             # The widest step of nf4 is 0.304 of a block's largest: half of it, and its rounding.
@@ -129,7 +129,7 @@ def test_a_subject_of_one_s_own_is_built_whole_and_says_so(loaded):
     assert "Strip is built whole" in run.notes[0] and "Subject.draws" in run.notes[0]
     built = setup.build_model(resolve(STRIP))
     assert run.digest == weights_digest(built)
-    for p, wanted in zip(run.trained.module.parameters(), built.parameters(), strict=True):
+    for p, wanted in zip(run.module.parameters(), built.parameters(), strict=True):
         assert p.equal(wanted.bfloat16())
 
 
@@ -137,7 +137,7 @@ def test_a_subject_of_one_s_own_is_built_whole_and_says_so(loaded):
 def test_what_must_see_weights_sees_them(recipe, loaded):
     run, _ = loaded(recipe)
     assert run.digest == weights_digest(BUILT)
-    assert not initial.waits(run.trained.module)
+    assert not initial.waits(run.module)
 
 
 def test_what_uses_weights_that_are_not_there_is_told(loaded, monkeypatch):

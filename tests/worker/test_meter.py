@@ -21,7 +21,7 @@ from harness.spec import Spec
 from harness.system import gpus
 from harness.system.gpus import Gpu
 from harness.worker import measure, meter, projections, samples
-from harness.worker.loop import Log, optimizer_step
+from harness.worker.loop import optimizer_step
 
 MIB = 2**20
 CHILD = """
@@ -84,14 +84,15 @@ def test_a_phase_keeps_the_maximum_of_each_count():
 
 
 def test_no_phase_counts_the_table_of_the_watch(train_here, monkeypatch):
-    run, log = train_here(Spec(recipe="single", model="DiT-T/4", global_batch=8), 1)
+    run = train_here(Spec(recipe="single", model="DiT-T/4", global_batch=8), 1)
     counts, seen = Counts(Peak(allocated=100)), []
     counts.enter("prepare")
     make = projections.signs
     monkeypatch.setattr(
         projections, "signs", lambda on: (seen.append(counts._running), make(on))[1]
     )
-    measure.watch_from_here(SimpleNamespace(run=run, log=log, meter=counts))
+    run.meter = counts
+    measure.watched(run)
     assert seen == [None] and counts.phases["prepare"].allocated == 100
 
 
@@ -190,14 +191,14 @@ def test_a_predicted_tensor_s_line_is_ours_or_a_training_library_s(file, place):
 
 
 def traced(train_here, recipe: str):
-    run, _, found = traced_here(train_here, Spec(recipe=recipe, model="DiT-T/4", global_batch=8))
+    run, found = traced_here(train_here, Spec(recipe=recipe, model="DiT-T/4", global_batch=8))
     return run, found
 
 
 def test_the_trace_names_what_lives(train_here):
     run, found = traced(train_here, "single")
-    trainable = sum(p.numel() for p in run.trained.module.parameters() if p.requires_grad) * 4
-    frozen = run.trained.module.pos_embed.numel() * 4
+    trainable = sum(p.numel() for p in run.module.parameters() if p.requires_grad) * 4
+    frozen = run.module.pos_embed.numel() * 4
     assert found.parameters == trainable + frozen
     assert found.ema == trainable
     # Two moments a weight, and one float32 step count a tensor.
@@ -209,7 +210,7 @@ def test_the_trace_sees_as_much_as_the_profiler(train_here):
     """torch.profiler's own allocation events, summed, reach the same height above the start."""
     run, found = traced(train_here, "single+ema:place=none")
     with torch.profiler.profile(profile_memory=True) as profile:
-        optimizer_step(run, run.trained.optimizer_steps, Log())
+        optimizer_step(run, run.optimizer_steps)
     known = found.parameters + found.optimizer_state
     assert highest(profile) == pytest.approx(found.total - known, rel=0.02, abs=MIB)
 
@@ -219,12 +220,12 @@ def test_what_was_kept_before_the_peak_is_not_forgotten(train_here):
     _, every = traced(train_here, "single+checkpoint")
     run, none = traced(train_here, "single+checkpoint:keep=nothing")
     assert every.activations + every.workspace == none.activations + none.workspace
-    blocks = run.trained.module.blocks
+    blocks = run.module.blocks
     token_bytes = 8 * 64 * 128 * 4
     assert every.beyond_state - none.beyond_state >= (len(blocks) - 2) * token_bytes
 
 
 def test_gradients_are_there_at_the_peak_when_accumulating(train_here):
     run, found = traced(train_here, "single+accumulate:steps=4")
-    trainable = sum(p.numel() for p in run.trained.module.parameters() if p.requires_grad) * 4
+    trainable = sum(p.numel() for p in run.module.parameters() if p.requires_grad) * 4
     assert found.gradients == pytest.approx(trainable, rel=0.3)

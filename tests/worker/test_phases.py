@@ -48,26 +48,26 @@ def test_every_phase_that_an_engine_enters_is_one_of_the_step(tmp_path):
 
 
 def calls(monkeypatch, take, warmup: int, switched: bool = True) -> list[str]:
-    """What is called of a bench, a step among them, in order: names and plain arguments."""
-    bench = Mock()
-    bench.resolved.spec = SimpleNamespace(warmup=warmup, steps=2, sampling=False)
-    bench.run.trained.optimizer_steps, bench.log.losses, bench.log.seconds = 0, [0.0], []
+    """What is called of a run, a step among them, in order: names and plain arguments."""
+    run = Mock()
+    run.resolved.spec = SimpleNamespace(warmup=warmup, steps=2, sampling=False)
+    run.optimizer_steps, run.log.losses, run.log.seconds = 0, [0.0], []
 
     @contextlib.contextmanager
-    def marks(trained, enter):
+    def marks(_, enter):
         for phase in STEP_PHASES:
             enter(phase)
         yield
 
-    bench.run.trained.engine.phase_hooks = marks
-    bench.samples.keep_freed.return_value = switched
-    monkeypatch.setattr(passes, "samples", bench.samples)
-    monkeypatch.setattr(passes, "timed", lambda *_: bench.log.seconds.append(bench.step()))
-    take(bench)
-    assert len(bench.log.seconds[bench.log.timed_from :]) == 2
+    run.engine.phase_hooks = marks
+    run.samples.keep_freed.return_value = switched
+    monkeypatch.setattr(passes, "samples", run.samples)
+    monkeypatch.setattr(passes, "timed", lambda *_: run.log.seconds.append(run.step()))
+    take(run)
+    assert len(run.log.seconds[run.log.timed_from :]) == 2
     return [
         " ".join([name, *(str(one) for one in (*given, *more.values()) if not hasattr(one, "run"))])
-        for name, given, more in bench.mock_calls
+        for name, given, more in run.mock_calls
         if name not in ("reporter.at", "meter.synchronize")
     ]
 
@@ -80,15 +80,15 @@ def test_memory_is_read_in_steps_of_its_own_before_the_clock(warmup, monkeypatch
         *("reporter.enter memory 2", "meter.enter steady", "step"),
         *(*(f"meter.enter {phase}" for phase in STEP_PHASES), "step", "meter.close"),
         *("samples.keep_freed", "reporter.enter settle 2"),
-        *("watch.begin before", "step", "watch.end", "step"),
-        *("reporter.enter measure 2", "step", "step", "watch.begin after"),
+        *("gpus.begin before", "step", "gpus.end", "step"),
+        *("reporter.enter measure 2", "step", "step", "gpus.begin after"),
     ]
 
 
 @pytest.mark.parametrize("switched", [True, False])
 def test_a_training_takes_no_step_that_it_was_not_asked_for(switched, monkeypatch):
-    def take(bench):
-        passes.training_steps(bench, bench.training)
+    def take(run):
+        passes.training_steps(run, run.training)
 
     # On a GPU, whose heap did not change, reading goes on: it costs no step anything.
     reading = [] if switched else ["meter.enter steady"]

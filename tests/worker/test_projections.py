@@ -31,19 +31,19 @@ def test_pieces_add_up_to_the_whole():
 
 
 def test_what_was_done_is_the_difference_that_was_made(train_here):
-    run, log = train_here(SPEC, 0)
-    watch = Watch(run.trained, run.feed)
-    log.inputs = watch.inputs
-    before = {n: p.detach().clone() for n, p in run.trained.module.named_parameters()}
+    run = train_here(SPEC, 0)
+    watch = Watch(run, run.feed)
+    run.log.inputs = watch.inputs
+    before = {n: p.detach().clone() for n, p in run.module.named_parameters()}
     for step in range(4):
-        optimizer_step(run, step, log)
+        optimizer_step(run, step)
     did, table = watch.end(gather), signs("cpu")
-    for name, p in run.trained.module.named_parameters():
+    for name, p in run.module.named_parameters():
         if p.requires_grad:
             moved = (p.detach().double() - before[name].double()).flatten()
             expected = pytest.approx(project(moved, name, 0, table).tolist(), rel=1e-6, abs=1e-9)
             assert did.update[name] == expected
-            moment = run.trained.inner_optimizer.state[p]["exp_avg"].flatten()
+            moment = run.inner_optimizer.state[p]["exp_avg"].flatten()
             assert did.moment[name] == pytest.approx(
                 project(moment, name, 0, table).tolist(), rel=1e-6, abs=1e-12
             )

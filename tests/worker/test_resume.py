@@ -97,14 +97,14 @@ def test_the_averaged_weights_are_those_that_samples_are_drawn_with(runs, draw_h
     assert rows["straight-fsdp2"].status is Status.OK
     own = {name: getattr(SPEC, name) for name in ("model", "data", "objective")}
     spec = dataclasses.replace(DRAWN, **own, weights=str(state / AVERAGED))
-    held = dict(draw_here(spec).trained.module.named_parameters())
+    held = dict(draw_here(spec).module.named_parameters())
     wanted = whole_average(
         state / "straight-fsdp2" / WHOLE, SPEC.processes, [n for n in held if n != "pos_embed"]
     )
     assert len(wanted) > 20
     for name, value in wanted.items():
         torch.testing.assert_close(held[name].flatten(), value.flatten(), rtol=0, atol=0)
-    first = dict(draw_here(dataclasses.replace(spec, weights="")).trained.module.named_parameters())
+    first = dict(draw_here(dataclasses.replace(spec, weights="")).module.named_parameters())
     away = [name for name, value in wanted.items() if not torch.equal(first[name].flatten(), value)]
     assert len(away) > len(wanted) // 2, "trained, not as they were drawn"
 
@@ -200,15 +200,15 @@ def whole_average(folder: Path, ranks: int, names: list[str]) -> dict[str, torch
 
 def test_another_spec_is_refused_before_anything_is_loaded(train_here, tmp_path):
     spec = dataclasses.replace(SPEC, recipe="single", processes=1)
-    run, _ = train_here(spec, 1)
+    run = train_here(spec, 1)
     facts = {"recipe": "single", "model": "DiT-T/8"}
-    path = training.save(run.trained, tmp_path, facts)
+    path = training.save(run, tmp_path, facts)
     with pytest.raises(ValueError, match="saved with model DiT-T/8, not DiT-S/8; resume with"):
-        training.restore(run.trained, path, {**facts, "model": "DiT-S/8"})
-    again, _ = train_here(spec, 0)
-    assert training.restore(again.trained, path, facts)["step"] == 1
-    assert weights_digest(again.trained.module) == weights_digest(run.trained.module)
-    assert again.trained.attached["ema"].updates == again.trained.optimizer_steps == 1
+        training.restore(run, path, {**facts, "model": "DiT-S/8"})
+    again = train_here(spec, 0)
+    assert training.restore(again, path, facts)["step"] == 1
+    assert weights_digest(again.module) == weights_digest(run.module)
+    assert again.attached["ema"].updates == again.optimizer_steps == 1
     assert training.latest(tmp_path) == path
     largest = max((p for p in path.rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
     largest.write_bytes(largest.read_bytes()[:-9])

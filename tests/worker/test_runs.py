@@ -154,13 +154,13 @@ def test_bf16_is_near_and_not_the_same(runs):
 
 def test_the_average_is_the_decayed_sum_of_the_weights(train_here):
     """By hand; that other engines keep the same one is what parity compares."""
-    run, log = train_here(dataclasses.replace(SPEC, recipe="single", processes=1), 0)
-    named = {n: p for n, p in run.trained.module.named_parameters() if p.requires_grad}
+    run = train_here(dataclasses.replace(SPEC, recipe="single", processes=1), 0)
+    named = {n: p for n, p in run.module.named_parameters() if p.requires_grad}
     wanted = {n: p.detach().clone() for n, p in named.items()}
     for step in range(STEPS):
-        optimizer_step(run, step, log)
+        optimizer_step(run, step)
         wanted = {n: SPEC.ema * wanted[n] + (1 - SPEC.ema) * p.detach() for n, p in named.items()}
-    hold_alike(run.trained.attached["ema"].full_state(), wanted)
+    hold_alike(run.attached["ema"].full_state(), wanted)
 
 
 # -- what sharding saves ----------------------------------------------------------------------

@@ -31,18 +31,18 @@ def trained_as(train_here):
     """The result of so many steps of a spec, sabotaged or not."""
 
     def go(spec: Spec, sabotage=None) -> Result:
-        run, log = train_here(spec, 0)
+        run = train_here(spec, 0)
         if sabotage:
             sabotage(run)
-        watch = Watch(run.trained, run.feed)
-        log.inputs = watch.inputs
+        watch = Watch(run, run.feed)
+        run.log.inputs = watch.inputs
         for step in range(spec.warmup + spec.steps):
-            optimizer_step(run, step, log)
+            optimizer_step(run, step)
         return Result(
             status=Status.OK,
             spec=spec,
-            losses=log.all_losses(run),
-            grad_norms=log.all_norms(),
+            losses=run.all_losses(),
+            grad_norms=run.all_norms(),
             projections=watch.end(gather),
             parity=parse(spec.recipe).parity,
             evidence={"fp32": {"compute_dtype": "float32"}},

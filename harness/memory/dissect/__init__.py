@@ -5,6 +5,6 @@ counts and times each operation, and combines all into a
 ``harness.memory.memory_breakdown.MemoryBreakdown``.
 """
 
-from harness.memory.dissect.taking import Look, take
+from harness.memory.dissect.taking import take
 
-__all__ = ["Look", "take"]
+__all__ = ["take"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -14,8 +14,6 @@ from harness.memory.dissect.timeline import Stack, TimelineTracer
 from harness.memory.memory_breakdown import MemoryBreakdown, OpCost
 from harness.memory.op_facts import is_free
 from harness.memory.traced_step import following, register_living
-from harness.resolve import Resolved
-from strategies.engine import TrainingRun
 from strategies.evidence import states
 from strategies.evidence.flops import formulas
 
@@ -116,59 +114,38 @@ def _best(work: Callable[[], Any], synchronize: Callable[[], None]) -> float:
 OPS = 40
 
 
-class Look(NamedTuple):
-    """Functions and tensors of a rank that a breakdown needs.
-
-    ``step`` runs one more optimizer step, and ``synchronize`` waits for the device. ``left_out``
-    are tensors that the meter's baseline already includes.
-    """
-
-    step: Callable[[], None]
-    synchronize: Callable[[], None]
-    left_out: tuple[Any, ...]
-
-
-def take(resolved: Resolved, trained: TrainingRun, look: Look) -> MemoryBreakdown:
-    """Return the breakdown of this rank, from its next two steps. Every rank must call it."""
-    device = trained.accelerator.device
-    tracer = _traced(trained, look)
-    dtype = getattr(torch, states.compute_dtype(trained))
-    size = resolved.subject.dimensions
+def take(run: Any) -> MemoryBreakdown:
+    """Return the breakdown of this rank of a ``harness.worker.loop.Run``, from its next two steps.
+    Every rank must call it."""
+    device, synchronize = run.accelerator.device, run.meter.synchronize
+    stack = Stack(run.module)
+    tracer = TimelineTracer(run, device.type, stack)
+    tracer.leave_out(run.baseline)
+    register_living(tracer, run)
+    with stack.watching(), following(tracer, run), tracer:
+        run.step()
+    tracer.finish()
+    costs = Costs(synchronize)
+    with run.engine.phase_hooks(run, costs.enter), costs:
+        run.step()
+    dtype = getattr(torch, states.compute_dtype(run))
+    spec, subject = run.resolved.spec, run.resolved.subject
     return MemoryBreakdown(
-        recipe=str(resolved.recipe),
+        recipe=str(run.resolved.recipe),
         device=torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         dtype=str(dtype).removeprefix("torch."),
-        global_batch=resolved.spec.global_batch,
-        micro_batch=resolved.micro_batch,
-        processes=resolved.spec.processes,
-        model=resolved.spec.model,
-        tokens=size.tokens,
-        hidden=size.width,
-        depth=size.depth,
-        parameters=resolved.subject.parameters,
+        global_batch=spec.global_batch,
+        micro_batch=run.resolved.micro_batch,
+        processes=spec.processes,
+        model=spec.model,
+        tokens=subject.dimensions.tokens,
+        hidden=subject.dimensions.width,
+        depth=subject.dimensions.depth,
+        parameters=subject.parameters,
         timeline=tracer.timeline(),
         lumps=tracer.lumps(),
         kept=tracer.kept(),
-        ops=_costs(trained, look),
-        peak_flops=peak_flops(device, dtype, look.synchronize),
-        bandwidth=bandwidth(device, look.synchronize),
+        ops=costs.table()[:OPS],
+        peak_flops=peak_flops(device, dtype, synchronize),
+        bandwidth=bandwidth(device, synchronize),
     )
-
-
-def _traced(trained: TrainingRun, look: Look) -> TimelineTracer:
-    """Run one step with every storage traced."""
-    stack = Stack(trained.module)
-    tracer = TimelineTracer(trained, trained.accelerator.device.type, stack)
-    tracer.leave_out(look.left_out)
-    register_living(tracer, trained)
-    with stack.watching(), following(tracer, trained), tracer:
-        look.step()
-    tracer.finish()
-    return tracer
-
-
-def _costs(trained: TrainingRun, look: Look) -> list[OpCost]:
-    costs = Costs(look.synchronize)
-    with trained.engine.phase_hooks(trained, costs.enter), costs:
-        look.step()
-    return costs.table()[:OPS]

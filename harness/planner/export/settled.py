@@ -78,13 +78,12 @@ def main(argv: Sequence[str]) -> int:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     from harness.planner.tracing.shortcuts import storageless
-    from harness.worker.setup import Building
+    from harness.worker.setup import edited_model
 
     resolved = resolve(Spec(**json.loads(argv[0])))
     with storageless(), FakeTensorMode(allow_non_fake_inputs=True):
-        building = Building(resolved)
-        building.edit()
-        print(json.dumps(resolved.subject.sizes_of(building.module)._asdict()))
+        module, *_ = edited_model(resolved)
+        print(json.dumps(resolved.subject.sizes_of(module)._asdict()))
     return 0
 
 

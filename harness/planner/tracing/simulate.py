@@ -45,7 +45,6 @@ from harness.resolve import Resolved
 from harness.sampling.measure import Drawing
 from harness.worker import setup
 from harness.worker.loop import Log, Run, optimizer_step
-from strategies.engine import TrainingRun
 
 
 def draw(
@@ -56,16 +55,15 @@ def draw(
     accelerator = world.make_accelerator(resolved, adapter)
     # Without a weights file: a prediction needs no values of weights.
     scratch, plain = Path("never-written"), dataclasses.replace(resolved, weights="")
-    trained = setup.prepare(plain, None, accelerator, scratch, tracer.enter).trained
-    drawing = Drawing(resolved=plain, trained=trained)
-    finish = adapter.prepared(trained, tracer)
+    run = setup.prepare(plain, None, accelerator, scratch, tracer.enter, Drawing)
+    finish = adapter.prepared(run, tracer)
     gc.collect()  # garbage in cycles would be freed at an arbitrary event
-    tracer.know(trained)
+    tracer.know(run)
     counter.begin()
     first = len(tracer.record.events)
-    with following(tracer, trained):
-        drawing.step()
-    tracer.know(trained)
+    with following(tracer, run):
+        run.step()
+    tracer.know(run)
     finish()
     return first
 
@@ -77,23 +75,23 @@ def denoised_samples(subject: Any) -> int:
     return 1 if config.get("guidance_embeds") else 2
 
 
-def denoised(trained: TrainingRun, tracer: StoragelessTracer) -> int:
+def denoised(run: Run, tracer: StoragelessTracer) -> int:
     """Return the device's peak bytes in one forward pass without gradients.
     A training's state stays allocated. The pass is removed from the trace."""
     gc.collect()
-    subject, record, first = trained.subject, tracer.record, len(tracer.record.events)
+    subject, record, first = run.subject, tracer.record, len(tracer.record.events)
     count = denoised_samples(subject)
 
     def ignored(*_: object) -> None:
         """Count no work: none of it is a step's."""
 
     uncounted = mock.patch.multiple(tracer, witness=ignored, moved=ignored)
-    scopes = trained.engine.trace_points(trained).scopes
+    scopes = run.engine.trace_points(run).scopes
     with uncounted, torch.no_grad(), tracer.watching(scopes):
-        x, t_B, conditions = subject.example(trained.accelerator.device)
+        x, t_B, conditions = subject.example(run.accelerator.device)
         x, t_B, *given = (torch.cat([one] * count) for one in (x, t_B, *conditions.values()))
         inputs = dict(zip(conditions, given, strict=True))
-        subject.predict(trained.model, trained.cut(x), t_B, inputs)
+        subject.predict(run.model, run.cut(x), t_B, inputs)
     most = max(running(record, "device")[first:], default=0)
     tracer.drop_from(first)
     return most
@@ -173,15 +171,15 @@ def _train(
 ) -> int:
     """Set up and take ``STEPS`` optimizer steps; return the first event of the last."""
     run, first = _prepare(resolved, adapter, tracer), 0
-    finish = adapter.prepared(run.trained, tracer)
+    finish = adapter.prepared(run, tracer)
     watch = borders is not None
-    noting = streams.bordered(run.trained, borders, tracer.record) if watch else None
+    noting = streams.bordered(run, borders, tracer.record) if watch else None
     with noting or contextlib.nullcontext():
         for step in range(STEPS):
             first = _step(run, step, tracer, counter)
     finish()
     if denoises(resolved):
-        tracer.denoising = denoised(run.trained, tracer)
+        tracer.denoising = denoised(run, tracer)
     return first
 
 
@@ -226,19 +224,20 @@ def _prepare(resolved: Resolved, adapter: TraceAdapter, tracer: StoragelessTrace
 def _step(run: Run, step: int, tracer: StoragelessTracer, counter: Counter) -> int:
     """Take one optimizer step, recorded by ``tracer`` and ``counter``; return its first event."""
     gc.collect()  # garbage in cycles would be freed at an arbitrary event
-    tracer.know(run.trained)
+    tracer.know(run)
     counter.begin()
     first = len(tracer.record.events)
     stepped: list[bool] = []
     handle = register_optimizer_step_post_hook(lambda *_: stepped.append(True))
     try:
-        with following(tracer, run.trained):
-            optimizer_step(run, step, Log())
+        with following(tracer, run):
+            optimizer_step(run, step)
+            run.log = Log()
     finally:
         handle.remove()
     if not stepped:  # such as by a loss scale that is assumed to overflow
         raise NoTrace("no optimizer stepped, so that its state is not in the trace")
-    tracer.know(run.trained)
+    tracer.know(run)
     return first
 
 
