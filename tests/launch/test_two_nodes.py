@@ -154,11 +154,6 @@ def test_no_launch_file_leaves_nodes_to_ssh():
     assert found and {one["deepspeed_multinode_launcher"] for one in found} == {"standard"}
 
 
-def test_variables_of_other_launchers_do_not_reach_accelerate(monkeypatch):
-    monkeypatch.setenv("PET_NNODES", "7")  # torchrun would take it for its own option
-    assert "PET_NNODES" not in command.inherited()
-
-
 def test_a_row_of_one_process_stays_on_one_node(tmp_path):
     file = tmp_path / "s.yaml"
     file.write_text("cpu: {model: DiT-T/4, processes: 2}\nrecipes: [ddp, single]\n")

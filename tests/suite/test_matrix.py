@@ -277,21 +277,6 @@ def test_what_a_subject_says_of_itself_is_part_of_both_identities(tmp_path, monk
     assert len(marks) == len(files) == 3
 
 
-def test_the_batch_is_fit_to_the_gpus(tmp_path):
-    file = tmp_path / "fit.yaml"
-    file.write_text(
-        "gpu: {model: DiT-XL/2, per_process_batch: fit, processes: all}\nrecipes: [ddp, single]\n"
-    )
-    suite = load_suite(str(file), "cuda")
-    large = matrix.specs(suite, {}, gpus=2, gpu_bytes=139 * 2**30)
-    small = matrix.specs(suite, {}, gpus=2, gpu_bytes=24 * 2**30)
-    assert [s.global_batch for s in large] == [128, 128] and [s.processes for s in large] == [2, 1]
-    assert [s.global_batch for s in small] == [16, 16]
-    assert matrix.specs(suite, {"global_batch": 6}, gpus=2)[0].global_batch == 6
-    with pytest.raises(SuiteError, match="--global-batch"):
-        matrix.specs(suite, {}, gpus=2)
-
-
 def test_a_row_keeps_its_recipe_and_its_batch_on_any_number_of_processes(suite_file):
     """What cannot be is refused, with the reason, and stays in the report."""
     suite = load_suite(str(suite_file), "cpu")

@@ -183,13 +183,6 @@ def test_each_rank_holds_its_share(run, runs):
 SIZES = {"input_size": 32, "channels": 4}
 
 
-def test_offload_is_where_it_should_be(runs):
-    facts = runs("zero3_offload")[0].evidence["zero3_offload"]
-    assert (facts["optimizer_on"], facts["parameters_on"]) == ("cpu", "cpu")
-    assert runs("zero3_offload")[0].evidence["adamw"]["class"] == "DeepSpeedCPUAdam"
-    assert all(rank.nvme_bytes == 0 for rank in runs("zero3_offload")[0].ranks)
-
-
 @pytest.mark.thorough
 @pytest.mark.libaio
 def test_nvme_holds_the_optimizers_state(runs):
@@ -199,25 +192,6 @@ def test_nvme_holds_the_optimizers_state(runs):
         # Master, two moments, perhaps the gradient: in whole blocks of the file system.
         assert 3 * shard <= rank.nvme_bytes <= 4.5 * shard
     assert row.evidence["zero3_nvme"]["optimizer_on"] == "nvme"
-
-
-@pytest.mark.thorough
-def test_recomputing_keeps_fewer_activations(runs):
-    full, less = (runs(r)[0].ranks[0].categories for r in ("ddp", "ddp+checkpoint:every=2"))
-    assert less.total < full.total
-    facts = runs("ddp+checkpoint:every=2")[0].evidence["checkpoint"]
-    assert facts["block_forwards"] == 2.0 and facts["parts"] == 2
-
-
-@pytest.mark.thorough
-def test_accumulation_feeds_half_a_micro_batch_twice(runs):
-    row, whole = runs("ddp+accumulate:steps=2")[0], runs("ddp")[0]
-    assert (row.micro_batch, row.accumulation) == (2, 2) and whole.micro_batch == 4
-    assert row.evidence["accumulate"]["micro_steps_per_optimizer_step"] == 2.0
-    assert row.ranks[0].categories.total < whole.ranks[0].categories.total
-    engine = runs(EVERYTHING)[0].configs["deepspeed"]
-    assert engine["gradient_accumulation_steps"] == 2
-    assert engine["train_micro_batch_size_per_gpu"] == 2
 
 
 # -- evidence lost ----------------------------------------------------------------------------
