@@ -167,10 +167,10 @@ def test_triton_counts_once_a_kernel_of_it_has_run(fault, monkeypatch):
     """It is there without Python's headers too, and fails in the first step."""
     from torch.utils import _triton
 
-    kernel = Mock(side_effect=RuntimeError(fault) if fault else None)
+    tried = Mock(side_effect=RuntimeError(fault) if fault else None)
     monkeypatch.setattr(_triton, "has_triton", lambda: True)
-    monkeypatch.setattr(probe, "_triton_kernel", kernel)
-    assert ("Python.h" in probe._no_triton()) is bool(fault) and kernel.called
+    monkeypatch.setattr(probe, "_triton_kernel", tried)
+    assert ("Python.h" in probe._no_triton()) is bool(fault) and tried.called
 
 
 def test_nvidia_smi_is_read(monkeypatch):
