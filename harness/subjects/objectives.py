@@ -15,7 +15,6 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -26,41 +25,39 @@ from strategies.losses.functions import IGNORED
 STEPS = 1000
 Predict = Callable[[Tensor, Tensor], Tensor]
 """(noisy samples, timesteps [B]) -> the model's output."""
+Device, Shape = torch.device | str, tuple[int, ...]
+Drawn = tuple[Tensor, Tensor]
+"""Timesteps and noise of as many samples."""
+Chance = torch.Generator | None
 
 
-class Objective(Protocol):
-    """Interface of an objective."""
+class Objective:
+    """Objective of a training; samples are drawn of epsilon and flow only: others need a VAE, a
+    tokenizer or a user's sampler."""
 
-    def draw(
-        self,
-        generator: torch.Generator,
-        count: int,
-        sample_shape: tuple[int, ...],
-        device: torch.device | str,
-    ) -> tuple[Tensor, Tensor]:
-        """Return random timesteps [count] and noise [count, *sample_shape], both on ``device``."""
+    def times(self, chance: torch.Generator, count: int, device: Device) -> Tensor:
+        """Return random timesteps [count]: float32, in [0, 1)."""
+        return torch.rand(count, generator=chance, device=device)
+
+    def draw(self, chance: torch.Generator, count: int, shape: Shape, device: Device) -> Drawn:
+        """Return random timesteps [count] and noise [count, *shape], both on ``device``."""
+        t_B = self.times(chance, count, device)
+        return t_B, torch.randn((count, *shape), generator=chance, device=device)
 
     def noisy(self, x_BCHW: Tensor, t_B: Tensor, noise_BCHW: Tensor) -> Tensor:
         """Return ``x_t``, the samples that the model is given."""
+        raise NotImplementedError
 
-    def loss(
-        self,
-        predict: Predict,
-        x_BCHW: Tensor,
-        t_B: Tensor,
-        noise_BCHW: Tensor,
-    ) -> Tensor:
-        """Return the loss of each sample, float32 [B], from one call ``predict(x_t, t)``."""
+    def loss(self, predict: Predict, x_BCHW: Tensor, t_B: Tensor, noise_BCHW: Tensor) -> Tensor:
+        """Return the loss of each sample, float32 [B], from one call ``predict(x_t, t)``; [1] if
+        the model's own loss is the mean of a batch, as here."""
+        return predict(self.noisy(x_BCHW, t_B, noise_BCHW), t_B).float().reshape(-1)
 
     def sample(
-        self,
-        predict: Predict,
-        noise_BCHW: Tensor,
-        *,
-        steps: int,
-        generator: torch.Generator | None,
+        self, predict: Predict, noise_BCHW: Tensor, *, steps: int, generator: Chance
     ) -> Tensor:
         """Generate samples [B, C, H, W] from noise, with a model in eval mode."""
+        raise NotImplementedError("samples are drawn of epsilon and flow")
 
 
 class Tables:
@@ -128,46 +125,26 @@ def spaced_steps(count: int) -> list[int]:
     return [round(place) for place in itertools.accumulate(strides, initial=0.0)]
 
 
-def linear_betas() -> np.ndarray:
-    """Return Ho et al.'s schedule: float64 [1000] from 1e-4 to 0.02."""
-    return np.linspace(1e-4, 0.02, STEPS, dtype=np.float64)
-
-
-def spaced_tables(steps: list[int]) -> Tables:
-    """Return tables of the shorter diffusion that visits only ``steps`` of the full one."""
-    kept = np.cumprod(1 - linear_betas())[steps]
-    return Tables(1 - kept / np.append(1.0, kept[:-1]))
-
-
-class Diffusion:
+class Diffusion(Objective):
     """A discrete diffusion of 1000 steps; subclasses choose the predicted quantity."""
 
     def __init__(self) -> None:
-        self.tables = Tables(linear_betas())
+        self.betas = np.linspace(1e-4, 0.02, STEPS, dtype=np.float64)  # Ho et al.'s schedule
+        self.tables = Tables(self.betas)
 
-    def draw(
-        self,
-        generator: torch.Generator,
-        count: int,
-        sample_shape: tuple[int, ...],
-        device: torch.device | str,
-    ) -> tuple[Tensor, Tensor]:
-        """See ``Objective.draw``; t is int64 in [0, 1000)."""
-        t_B = torch.randint(0, STEPS, (count,), generator=generator, device=device)
-        noise = torch.randn((count, *sample_shape), generator=generator, device=device)
-        return t_B, noise
+    def times(self, chance: torch.Generator, count: int, device: Device) -> Tensor:
+        return torch.randint(0, STEPS, (count,), generator=chance, device=device)  # int64
 
 
 class Epsilon(Diffusion):
     """Noise prediction with a learned variance."""
 
     def noisy(self, x_BCHW: Tensor, t_B: Tensor, noise_BCHW: Tensor) -> Tensor:
-        """See ``Objective.noisy``."""
         signal, scale = self.tables.at(t_B, x_BCHW, "signal", "noise")
         return torch.addcmul(scale * noise_BCHW, signal, x_BCHW)
 
     def loss(self, predict: Predict, x_BCHW: Tensor, t_B: Tensor, noise_BCHW: Tensor) -> Tensor:
-        """See ``Objective.loss``; squared error of the noise plus the variational bound (bits).
+        """Squared error of the noise plus the variational bound (bits).
 
         The bound trains only the variance: the mean enters it without gradient.
         """
@@ -187,16 +164,13 @@ class Epsilon(Diffusion):
 
     @torch.no_grad()
     def sample(
-        self,
-        predict: Predict,
-        noise_BCHW: Tensor,
-        *,
-        steps: int,
-        generator: torch.Generator | None,
+        self, predict: Predict, noise_BCHW: Tensor, *, steps: int, generator: Chance
     ) -> Tensor:
-        """See ``Objective.sample``; ancestral sampling over ``steps`` of the 1000 steps."""
+        """Ancestral sampling over ``steps`` of the 1000 steps."""
         visited = spaced_steps(steps)
-        tables = spaced_tables(visited)
+        # Tables of the shorter diffusion that visits only these steps of the full one.
+        kept = np.cumprod(1 - self.betas)[visited]
+        tables = Tables(1 - kept / np.append(1.0, kept[:-1]))
         x_BCHW = noise_BCHW
         for index in reversed(range(steps)):
             out = predict(x_BCHW, _repeat(visited[index], x_BCHW))
@@ -253,43 +227,39 @@ def _normal_cdf(x: Tensor) -> Tensor:
     return 0.5 * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
 
 
-class Flow:
-    """Velocity prediction on the straight path: t = 0 is noise, t = 1 is data."""
-
-    def draw(
-        self,
-        generator: torch.Generator,
-        count: int,
-        sample_shape: tuple[int, ...],
-        device: torch.device | str,
-    ) -> tuple[Tensor, Tensor]:
-        """See ``Objective.draw``; t is float32, in [0, 1)."""
-        t_B = torch.rand(count, generator=generator, device=device)
-        noise = torch.randn((count, *sample_shape), generator=generator, device=device)
-        return t_B, noise
+class Velocity(Diffusion):
+    """Prediction of v = a noise - s x, where the noisy sample is a x + s noise, as CogVideoX is
+    trained (Salimans and Ho 2022, arXiv:2202.00512)."""
 
     def noisy(self, x_BCHW: Tensor, t_B: Tensor, noise_BCHW: Tensor) -> Tensor:
-        """See ``Objective.noisy``."""
+        signal, scale = self.tables.at(t_B, x_BCHW, "signal", "noise")
+        return signal * x_BCHW + scale * noise_BCHW
+
+    def loss(self, predict: Predict, x_BCHW: Tensor, t_B: Tensor, noise_BCHW: Tensor) -> Tensor:
+        """Squared error of the velocity."""
+        signal, scale = self.tables.at(t_B, x_BCHW, "signal", "noise")
+        out = predict(signal * x_BCHW + scale * noise_BCHW, t_B)
+        velocity = signal * noise_BCHW - scale * x_BCHW
+        return (out.float() - velocity).square().flatten(1).mean(1)
+
+
+class Flow(Objective):
+    """Velocity prediction on the straight path: t = 0 is noise, t = 1 is data."""
+
+    def noisy(self, x_BCHW: Tensor, t_B: Tensor, noise_BCHW: Tensor) -> Tensor:
         return torch.lerp(noise_BCHW, x_BCHW, t_B.view(-1, *[1] * (x_BCHW.ndim - 1)))
 
     def loss(self, predict: Predict, x_BCHW: Tensor, t_B: Tensor, noise_BCHW: Tensor) -> Tensor:
-        """See ``Objective.loss``; squared error of the velocity."""
+        """Squared error of the velocity."""
         velocity = x_BCHW - noise_BCHW
         out = predict(self.noisy(x_BCHW, t_B, noise_BCHW), t_B)
         return (out.float() - velocity).square().flatten(1).mean(1)
 
     @torch.no_grad()
     def sample(
-        self,
-        predict: Predict,
-        noise_BCHW: Tensor,
-        *,
-        steps: int,
-        generator: torch.Generator | None = None,
+        self, predict: Predict, noise_BCHW: Tensor, *, steps: int, generator: Chance
     ) -> Tensor:
-        """See ``Objective.sample``; ``steps`` even steps of Heun's method, of two calls each.
-
-        The method is deterministic; ``generator`` exists only for the common interface.
+        """Take even steps of Heun's method, of two calls each, without ``generator``.
 
         Raises:
             ValueError: no steps.
@@ -310,28 +280,13 @@ def _repeat(t: float, x_BCHW: Tensor) -> Tensor:
     return torch.full((len(x_BCHW),), t, device=x_BCHW.device)
 
 
-OBJECTIVES: dict[str, Objective] = {"epsilon": Epsilon(), "flow": Flow()}
-"""Name -> objective, as in ``Spec.objective``."""
+class Masked(Objective):
+    """Prediction of hidden tokens from the visible ones, as MaskGIT (arXiv:2202.04200).
 
-
-# ---- masked tokens ----
-# Training follows MaskGIT (Chang et al. 2022, arXiv:2202.04200): a share cos(pi u / 2) of the
-# tokens is hidden, with uniform u, and the loss is the cross entropy of the hidden ones. One thing
-# differs: the sum is divided by the number of all tokens, not of the hidden ones, so that a step's
-# loss does not depend on how the batch is split. (Masked diffusion, arXiv:2406.07524, differs only
-# in weights.)
-
-
-class Undrawn:
-    """Objective whose samples need what is not here: a VAE, a tokenizer, a user's sampler."""
-
-    def sample(self, *given: Any, **named: Any) -> Tensor:
-        """Not supported."""
-        raise NotImplementedError("samples are drawn of epsilon and flow")
-
-
-class Masked(Undrawn):
-    """Prediction of hidden tokens from the visible ones.
+    A share cos(pi u / 2) of the tokens is hidden, with uniform u, and the loss is the cross entropy
+    of the hidden ones. One thing differs: the sum is divided by the number of all tokens, so that a
+    step's loss does not depend on how the batch is split. (Masked diffusion, arXiv:2406.07524,
+    differs only in weights.)
 
     Samples are tokens int64 [B, T]. The model takes pairs [B, 2, T]: the input, with ``HIDDEN`` for
     a hidden token, and the target, with ``IGNORED`` for a visible token.
@@ -339,80 +294,38 @@ class Masked(Undrawn):
 
     HIDDEN = -1
 
-    def draw(
-        self,
-        generator: torch.Generator,
-        count: int,
-        sample_shape: tuple[int, ...],
-        device: torch.device | str,
-    ) -> tuple[Tensor, Tensor]:
-        """See ``Objective.draw``; t is u, and the noise orders the tokens for hiding."""
-        t_B = torch.rand(count, generator=generator, device=device)
-        return t_B, torch.rand((count, *sample_shape), generator=generator, device=device)
+    def draw(self, chance: torch.Generator, count: int, shape: Shape, device: Device) -> Drawn:
+        """Return u, and noise that orders the tokens for hiding."""
+        t_B = self.times(chance, count, device)
+        return t_B, torch.rand((count, *shape), generator=chance, device=device)
 
     def noisy(self, x_BT: Tensor, t_B: Tensor, noise_BT: Tensor) -> Tensor:
-        """See ``Objective.noisy``; the pairs."""
         hidden_BT = noise_BT < torch.cos(t_B * (math.pi / 2))[:, None]
         seen = torch.where(hidden_BT, self.HIDDEN, x_BT)
         return torch.stack([seen, torch.where(hidden_BT, x_BT, IGNORED)], 1)
 
-    def loss(self, predict: Predict, x_BT: Tensor, t_B: Tensor, noise_BT: Tensor) -> Tensor:
-        """See ``Objective.loss``; [1], the mean over the batch's tokens, 0 for a visible one."""
-        return predict(self.noisy(x_BT, t_B, noise_BT), t_B).float().reshape(-1)
 
-
-# ---- named objectives ----
-# ``velocity``: a diffusion that predicts a mixture of noise and data, as CogVideoX is trained
-# (Salimans and Ho 2022, arXiv:2202.00512). ``own``: the model's own loss. ``masked``: hidden
-# tokens.
-
-
-class Velocity(Undrawn, Diffusion):
-    """Prediction of v = a noise - s x, where the noisy sample is a x + s noise."""
-
-    def noisy(self, x_BCHW: Tensor, t_B: Tensor, noise_BCHW: Tensor) -> Tensor:
-        """See ``Objective.noisy``."""
-        signal, scale = self.tables.at(t_B, x_BCHW, "signal", "noise")
-        return signal * x_BCHW + scale * noise_BCHW
-
-    def loss(self, predict: Predict, x_BCHW: Tensor, t_B: Tensor, noise_BCHW: Tensor) -> Tensor:
-        """See ``Objective.loss``; squared error of the velocity."""
-        signal, scale = self.tables.at(t_B, x_BCHW, "signal", "noise")
-        out = predict(signal * x_BCHW + scale * noise_BCHW, t_B)
-        velocity = signal * noise_BCHW - scale * x_BCHW
-        return (out.float() - velocity).square().flatten(1).mean(1)
-
-
-class Own(Undrawn):
+class Own(Objective):
     """The model's own loss, which ``strategies.subject.Subject.predict`` returns."""
 
-    def draw(
-        self,
-        generator: torch.Generator,
-        count: int,
-        sample_shape: tuple[int, ...],
-        device: torch.device | str,
-    ) -> tuple[Tensor, Tensor]:
-        """See ``Objective.draw``; returns zeros, one per sample."""
+    def draw(self, chance: torch.Generator, count: int, shape: Shape, device: Device) -> Drawn:
+        """Return zeros, one per sample."""
         nothing = torch.zeros(count, device=device)
         return nothing, nothing[:, None]
 
     def noisy(self, x_BCHW: Tensor, t_B: Tensor, noise_BCHW: Tensor) -> Tensor:
-        """See ``Objective.noisy``; the samples themselves."""
         return x_BCHW
 
-    def loss(self, predict: Predict, x_BCHW: Tensor, t_B: Tensor, noise_BCHW: Tensor) -> Tensor:
-        """See ``Objective.loss``; [1] if the model's own loss is the mean of a batch."""
-        return predict(x_BCHW, t_B).float().reshape(-1)
 
-
-OTHERS: dict[str, Callable[[], Objective]] = {"velocity": Velocity, "own": Own, "masked": Masked}
+KINDS: dict[str, type[Objective]] = {
+    "epsilon": Epsilon, "flow": Flow, "velocity": Velocity, "own": Own, "masked": Masked,
+}  # fmt: skip
 
 
 @functools.cache
 def objective_of(name: str) -> Objective:
-    """Return the objective of a spec's name."""
-    return OBJECTIVES[name] if name in OBJECTIVES else OTHERS[name]()
+    """Return the objective of a spec's name (``Spec.objective``)."""
+    return KINDS[name]()
 
 
 # ---- guidance ----

@@ -14,8 +14,9 @@ from torch import nn
 from harness.data.feed import check_data
 from harness.subjects import subject_of
 from harness.subjects.dit.model import DiT
-from harness.subjects.objectives import OBJECTIVES, Flow, guide, guided, spaced_steps
+from harness.subjects.objectives import Flow, guide, guided, objective_of, spaced_steps
 
+DRAWN = ("epsilon", "flow")
 HERE = Path(__file__).parents[1]
 GOLDEN = json.loads((HERE / "golden" / "reference_dit.json").read_text())
 RECIPE = runpy.run_path(str(HERE / "golden" / "reference.py"))
@@ -46,10 +47,10 @@ def golden_loss(name: str, model: DiT) -> torch.Tensor:
     def predict(x, t):
         return model(x, t, batch["y"], batch["drop"])
 
-    return OBJECTIVES[name].loss(predict, batch["x"], t_B, batch["noise"])
+    return objective_of(name).loss(predict, batch["x"], t_B, batch["noise"])
 
 
-@pytest.mark.parametrize("name", OBJECTIVES)
+@pytest.mark.parametrize("name", DRAWN)
 def test_losses_and_gradients_are_the_reference_s(name):
     """Gradients show above all that the variance term leaves the mean alone."""
     model = small(name)
@@ -65,17 +66,17 @@ def test_a_perfect_prediction_costs_nothing():
     batch = inputs(2)
     t = torch.tensor([0.25, 0.75])
     x, noise = batch["x"], batch["noise"]
-    assert not OBJECTIVES["flow"].loss(lambda *_: x - noise, x, t, noise).any()
+    assert not objective_of("flow").loss(lambda *_: x - noise, x, t, noise).any()
     # -1 asks for the lower variance bound, the true posterior's, so the divergence vanishes too.
     exact = torch.cat([noise, -torch.ones_like(noise)], dim=1)
-    loss = OBJECTIVES["epsilon"].loss(lambda *_: exact, x, torch.tensor([5, 999]), noise)
+    loss = objective_of("epsilon").loss(lambda *_: exact, x, torch.tensor([5, 999]), noise)
     torch.testing.assert_close(loss, torch.zeros(2), atol=1e-6, rtol=0)
 
 
-@pytest.mark.parametrize("name", OBJECTIVES)
+@pytest.mark.parametrize("name", DRAWN)
 def test_a_draw_is_its_generator_s_and_covers_the_range(name):
     chances = (torch.Generator().manual_seed(seed) for seed in (1, 1, 2))
-    draws = (OBJECTIVES[name].draw(chance, 4000, (4, 2, 2), "cpu") for chance in chances)
+    draws = (objective_of(name).draw(chance, 4000, (4, 2, 2), "cpu") for chance in chances)
     (t, noise), (again, noise_again), (other, _) = draws
     assert torch.equal(t, again) and torch.equal(noise, noise_again) and not torch.equal(t, other)
     assert noise.shape == (4000, 4, 2, 2)
@@ -98,18 +99,18 @@ def test_the_sampler_takes_those_steps(monkeypatch):
     noises = iter([RECIPE["step_noise"](taken) for taken in range(5)])
     monkeypatch.setattr(torch, "randn", lambda *_, **__: next(noises))
     predict = towards("epsilon", small("epsilon"), torch.tensor([3, 7]), 4.0, channels=3)
-    found = OBJECTIVES["epsilon"].sample(predict, inputs(2)["noise"], steps=5, generator=None)
+    found = objective_of("epsilon").sample(predict, inputs(2)["noise"], steps=5, generator=None)
     expected = torch.tensor(GOLDEN["epsilon"]["sample"])
     torch.testing.assert_close(found.flatten()[::7], expected, rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize("name", OBJECTIVES)
+@pytest.mark.parametrize("name", DRAWN)
 def test_guidance_one_is_the_plain_conditional_sample(name):
     model, batch = small(name), inputs(2)
 
     def drawn(scale: float) -> torch.Tensor:
         predict, chance = towards(name, model, batch["y"], scale), torch.Generator().manual_seed(0)
-        return OBJECTIVES[name].sample(predict, batch["noise"], steps=3, generator=chance)
+        return objective_of(name).sample(predict, batch["noise"], steps=3, generator=chance)
 
     found = [drawn(scale) for scale in (1, 1.0 + 1e-9, 3.0)]
     torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=1e-4)
@@ -131,10 +132,10 @@ def test_the_solver_of_flow_has_its_order():
     assert math.log2(error(8) / error(16)) == pytest.approx(2, abs=0.25)
 
 
-@pytest.mark.parametrize("name", OBJECTIVES)
+@pytest.mark.parametrize("name", DRAWN)
 def test_objectives_take_a_video_as_they_take_the_same_numbers_of_an_image(name):
     """As many samples as channels: an axis that is taken for another would not be refused."""
-    goal, shape, chance = OBJECTIVES[name], (4, 3, 8, 8), torch.Generator().manual_seed(0)
+    goal, shape, chance = objective_of(name), (4, 3, 8, 8), torch.Generator().manual_seed(0)
     twice = 2 if name == "epsilon" else 1
 
     def predict(x, t_B):
