@@ -45,7 +45,7 @@ def suggestion(model: str) -> str:
 
     "did you mean" suggests other spellings only. A model that is merely related is called so.
     """
-    word = families.letters(families.tail(model))
+    word, known = families.letters(families.tail(model)), families.spellings()
     by_class = {families.letters(name): name for name in families.FAMILIES}
     if word in by_class:
         return f"did you mean {families.PREFIX}{by_class[word]}?"
@@ -55,63 +55,31 @@ def suggestion(model: str) -> str:
         return told
     if not word:
         return LIST
-    if found := _of_size(_spelt_like(word, model), model):
+    meant = [name for spelt, name in known.items() if spelt.startswith(word)]
+    if not meant:  # a typing error, but not in a number
+        digits = re.findall(r"\d", word)
+        alike = [spelt for spelt in known if re.findall(r"\d", spelt) == digits]
+        meant = [known[one] for one in difflib.get_close_matches(word, alike, 1, LIKE)]
+    if found := _of_size(meant, model):
         return f"did you mean {' or '.join(found)}?"
-    return _related(word, model)
-
-
-def _spelt_like(word: str, model: str) -> list[str]:
-    """Return the models of which ``word`` is a part of a name, or a name with a typing error."""
-    known = families.spellings()
-    short = families.letters(SIZE.sub("", families.tail(model).lower())) or word
-    for part in (word, short):
-        if found := [name for spelt, name in known.items() if spelt.startswith(part)]:
-            return _ordered(found)
-    if found := [name for spelt, name in known.items() if len(word) > 3 and word in spelt]:
-        return _ordered(found)
-    digits = re.findall(r"\d", word)
-    alike = [spelt for spelt in known if re.findall(r"\d", spelt) == digits]
-    return [known[one] for one in difflib.get_close_matches(word, alike, 1, LIKE)]
-
-
-def _related(word: str, model: str) -> str:
-    """Return the models of the same kind, which have the same first letters in their names."""
-    known = families.spellings()
-    longer = [spelt for spelt in known if word.startswith(spelt)]
-    if longer and (found := _of_size([known[max(longer, key=len)]], model)):
-        return f"the nearest is {found[0]}, which may differ; {OTHERS}"
-    kin = [name for name in families.table() if _kind(name) == _kind(model)]
-    shared = {
-        name: max(_same(word, spelt) for spelt, key in known.items() if key == name) for name in kin
-    }
-    found = _of_size(kin, model) or [name for name in kin if shared[name] == max(shared.values())]
-    if not found:
-        return f"{LIST}; {OTHERS}"
-    return f"of its kind there is {' and '.join(found)}; {OTHERS}"
+    kind = _kind(families.tail(model).lower())
+    kin = [name for name in families.table() if _kind(name) == kind]
+    found = _of_size(kin, model) or kin
+    return f"of its kind there is {' and '.join(found)}; {OTHERS}" if found else f"{LIST}; {OTHERS}"
 
 
 def _kind(name: str) -> str:
-    """Return the letters at the beginning of a name, without its owner."""
-    found = re.match(r"[a-z]*", families.tail(name).lower())
-    return found[0] if found else ""
-
-
-def _same(first: str, second: str) -> int:
-    """Return the number of characters that both begin with."""
-    unlike = (i for i, (a, b) in enumerate(zip(first, second, strict=False)) if a != b)
-    return next(unlike, min(len(first), len(second)))
+    """Return the letters at the beginning of a name."""
+    return re.split("[^a-z]", name)[0]
 
 
 def _of_size(names: list[str], model: str) -> list[str]:
-    """Return the names of models with the size that ``model`` has in its name, if it has one."""
-    size = SIZE.search(model.lower())
-    if not size or float(size[1]) == 0:
-        return names
-    wanted = float(size[1]) * 1e9
-    built = {name: families.table()[name].parameters["built"] for name in names}
-    return [name for name in names if abs(built[name] / wanted - 1) < SIZES]
-
-
-def _ordered(names: list[str]) -> list[str]:
-    """Return each name once, in the order of the table."""
-    return [name for name in families.table() if name in names]
+    """Return each of the names once, in the order of the table; if ``model`` has a size in its
+    name, those of that size."""
+    known, size = families.table(), SIZE.search(model.lower())
+    wanted = float(size[1]) * 1e9 if size else 0
+    return [
+        name
+        for name, row in known.items()
+        if name in names and (not wanted or abs(row.parameters["built"] / wanted - 1) < SIZES)
+    ]
