@@ -65,10 +65,12 @@ class Resolved:
         """
         if "other_products" in self.launch.traits:
             return 0
-        if self.spec.sampling:  # a forward pass costs a third of a training step
+        forward = self.subject.survey.flops * self.spec.global_batch
+        if self.spec.sampling:
             calls = self.evaluations * (1 if self.spec.scale == 1 else 2)
-            return self.subject.train_flops(self.spec.global_batch) * calls // 3
-        return self.subject.train_flops(self.spec.global_batch)
+            return forward * calls
+        # Without what a strategy repeats: PaLM's MFU convention (arXiv:2204.02311, appendix B).
+        return 3 * forward
 
     @property
     def evaluations(self) -> int:
@@ -104,8 +106,11 @@ def resolve(spec: Spec, facts: DataFacts | None = None, *, whole: bool = True) -
         clips=spec.grad_clip > 0,
         workload=spec.workload,
     )
-    if spec.sampling and subject.undrawn:
-        raise SpecError(f"{subject.name} {subject.undrawn}; take a DiT, or a model of your own")
+    if spec.sampling and subject.brings_samples:
+        raise SpecError(
+            f"{subject.name} takes conditions of its own (texts), which sampling does not make; "
+            "take a DiT, or a model of your own"
+        )
     micro_batch, uneven = 1, None
     try:
         micro_batch = spec.micro_batch(launch.layout.data, recipe.accumulation)

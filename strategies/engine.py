@@ -459,7 +459,7 @@ class TrainingRun:
         if layout.sequence == 1:
             return samples
         part = layout.part(self.accelerator.process_index)
-        return self.subject.cut(samples, part, layout.sequence)
+        return samples.chunk(layout.sequence, dim=self.subject.stripes.axis)[part]
 
     def blocks(self) -> list[nn.Module]:
         """Return the model's blocks, in execution order."""

@@ -12,6 +12,7 @@ import contextlib
 import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -61,10 +62,22 @@ def storageless() -> bool:
     return type(torch.empty(0)) is not Tensor
 
 
-def skeleton(make: Callable[[], nn.Module], draw: Draw) -> nn.Module:
+def build(subject: Any, seed: int, init: str) -> nn.Module:
+    """Return the whole model of a ``strategies.subject.Subject`` on the CPU, with float32 weights
+    that depend only on the arguments; ``init``: see ``Spec``."""
+    if draw := subject.draws(seed, init):
+        module = skeleton(subject, draw)
+        fill(module, draw, "cpu")
+        return module
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return subject.make()
+
+
+def skeleton(subject: Any, draw: Draw) -> nn.Module:
     """Return the model without its parameters' values; buffers, which are computed, have theirs."""
     with valueless():
-        module = make()
+        module = subject.make()
     for name, p in module.named_parameters():
         if p.device.type == "meta":
             p.pending = Pending(name, p._version)

@@ -8,11 +8,11 @@ methods that touch tensors import torch, so a recipe is refused without it.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from strategies import survey
@@ -47,14 +47,17 @@ PARTS = {
 }
 """Part that a subject may have besides blocks -> its description, in words that follow "has no".
 
-- ``attend``: the layers of ``attentions`` compute by an attribute ``attend(q, k, v)``.
+A part that is a module has its path as value in ``Subject.parts``; others have "".
+
+- ``attend``: layers compute by an attribute ``attend(q, k, v)``, wherever they are.
 - ``chain``: the module runs its blocks by one call of an attribute ``run_blocks(blocks, *given)``.
+- ``head``, ``label_table``: a module that can be trained alone; an ``nn.Embedding``.
 - ``layers``: some blocks have modules of each kind in ``LAYERS``, whatever the model's size.
 - ``token_blocks``: ``groups`` is one ``ModuleList`` of blocks (tokens [B, T, D], condition), which
   return tokens.
-- ``vocabulary``: the layer that ``vocabulary`` returns computes by an attribute ``cross_entropy``.
+- ``vocabulary``: a layer that computes by an attribute ``cross_entropy``.
 
-docs/adding/model.md has what the others need; ``head`` and ``label_table`` are methods.
+docs/adding/model.md has what the others need.
 """
 
 
@@ -91,15 +94,13 @@ class Shaping:
     data: str = "synthetic"
 
 
-class Dimensions(NamedTuple):
-    """Model size: ``depth`` in blocks; ``width``, ``heads`` and ``tokens`` of its widest attention
-    (0 without one); ``inner``: features of a block's MLP, 0 if unknown."""
+class Stripes(NamedTuple):
+    """Equal parts of a sample, of which ranks take one each: the ``axis`` of samples [B, ...] and
+    noise along which they are cut, and the ``most`` parts, whose divisors are possible. The loss
+    of a sample must be the mean over its parts."""
 
-    depth: int
-    width: int
-    heads: int
-    tokens: int
-    inner: int = 0
+    axis: int
+    most: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,36 +110,22 @@ class Subject:
     ``model``: its name in a spec. ``objectives``: those that it can be trained on, the usual one
     first. ``brings_samples``: ``samples`` returns data. ``random_blocks``: blocks may draw random
     numbers, so recomputation needs the generator's state. ``one_at_a_time``: a forward takes one
-    sample. ``parts``: keys of ``PARTS``. ``needs``: packages that build it.
+    sample. ``parts``: see ``PARTS``. ``needs``: packages that build it. ``tile``: required divisor
+    of a sample's sides, in elements of a latent: the patch.
     """
 
-    parts: ClassVar[frozenset[str]] = frozenset()
+    parts: ClassVar[Mapping[str, str]] = {}
     needs: ClassVar[tuple[str, ...]] = ()
     objectives: ClassVar[tuple[str, ...]] = ("flow",)
     brings_samples: ClassVar[bool] = False
     one_at_a_time: ClassVar[bool] = False
     random_blocks: ClassVar[bool] = True
+    tile: ClassVar[int] = 1
 
     model: str
     data: DataFacts
     objective: str = "flow"
     class_dropout: float = 0.0
-
-    @property
-    def name(self) -> str:
-        """Name in messages, as in "NAME has no head of its own"."""
-        return type(self).__name__
-
-    @property
-    def identity(self) -> str:
-        """Short word for what the name leaves open, such as a hash of a configuration file.
-        Results of another identity are not reused."""
-        return ""
-
-    @property
-    def tile(self) -> int:
-        """Required divisor of a sample's sides, in elements of a latent: the patch."""
-        return 1
 
     @classmethod
     def of(cls, shaping: Shaping, **fields: Any) -> Subject:
@@ -153,13 +140,6 @@ class Subject:
                 raise BadInput(f"{text}; leave --{name} out")
         return cls(**fields)
 
-    @classmethod
-    def usual_objective(cls, shaping: Shaping, model: str) -> str:
-        """Return the default objective of ``model``."""
-        return cls.objectives[0]
-
-    # ---- construction and size ----
-
     def check(self) -> None:
         """Refuse sizes or data that do not fit, without torch.
 
@@ -167,30 +147,29 @@ class Subject:
             BadInput: names the value and the remedy.
         """
 
+    @property
+    def name(self) -> str:
+        """Name in messages, as in "NAME has no head of its own"."""
+        return type(self).__name__
+
+    @property
+    def identity(self) -> str:
+        """Short word for what the name leaves open, such as a hash of a configuration file.
+        Results of another identity are not reused."""
+        return ""
+
+    @property
+    def size_in_words(self) -> str:
+        """Sample size at the head of a plan: pixels, 8 for each element."""
+        return "x".join([str(8 * self.data.input_size)] * 2)
+
+    # ---- construction and size ----
+
     def make(self) -> nn.Module:
-        """Return the model in float32 on torch's default device, which may be "meta"."""
+        """Return the model in float32 on torch's default device, which may be "meta". Inside of
+        ``strategies.initial.valueless``, computed tensors that are no parameters may have their
+        values."""
         raise NotImplementedError
-
-    def shell(self) -> nn.Module:
-        """Return the model for ``draws`` to fill, made on "meta"; computed tensors that are no
-        parameters may have their values."""
-        return self.make()
-
-    def build(self, seed: int, init: str) -> nn.Module:
-        """Return the whole model on the CPU with float32 weights that depend only on the arguments;
-        ``init``: see ``Spec``."""
-        import torch
-
-        draw = self.draws(seed, init)
-        if draw is not None:
-            from strategies import initial
-
-            module = initial.skeleton(self.shell, draw)
-            initial.fill(module, draw, "cpu")
-            return module
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            return self.make()
 
     def draws(self, seed: int, init: str) -> Draw | None:
         """Return a function that draws each parameter's and buffer's first value by its name
@@ -210,7 +189,7 @@ class Subject:
     @property
     def depth(self) -> int:
         """Number of blocks; read from ``depths`` if possible, without building the model."""
-        return sum(self.depths.values()) or self.dimensions.depth
+        return sum(self.depths.values()) or self.survey.depth
 
     def deep(self, depths: Mapping[str, int]) -> Subject:
         """Return the same model with other ``depths``, if it has any, for a prediction."""
@@ -240,11 +219,8 @@ class Subject:
 
     @property
     def survey(self) -> Survey:
-        """Facts from one forward pass of ``example`` on tensors without memory, cached.
-
-        It imports torch. With formulas in its place for ``parameters``, ``sizes``, ``dimensions``
-        and ``linears``, a subject's recipes are checked without torch.
-        """
+        """Facts from one forward pass of ``example`` on tensors without memory, cached. It imports
+        torch; with a formula in its place, a subject's recipes are checked without torch."""
         return _survey(self)
 
     @property
@@ -257,31 +233,11 @@ class Subject:
         """Elements of each block's parameters, in order; blocks of a group are equal."""
         depths = self.depths
         if not depths:
-            return (self.sizes.block,) * self.depth
+            return (self.survey.sizes.block,) * self.depth
         few = dict.fromkeys(depths, 2)
         base = self.deep(few).parameters
         each = {key: self.deep({**few, key: 3}).parameters - base for key in depths}
         return tuple(each[key] for key, count in depths.items() for _ in range(count))
-
-    @property
-    def sizes(self) -> Sizes:
-        """Element counts for an engine's buffer sizes, with every weight trained."""
-        return self.survey.sizes
-
-    @property
-    def dimensions(self) -> Dimensions:
-        """Depth, width, heads, tokens and inner features."""
-        widest = max(self.survey.attention, key=lambda a: a.heads * a.width, default=None)
-        if widest is None:
-            return Dimensions(self.survey.depth, 0, 0, 0)
-        return Dimensions(
-            self.survey.depth, widest.heads * widest.width, widest.heads, widest.queries
-        )
-
-    def train_flops(self, batch: int) -> int:
-        """Return the model FLOPs of one training step: 3 x forward, without what a strategy repeats
-        (the MFU convention of PaLM, arXiv:2204.02311, appendix B)."""
-        return 3 * batch * self.survey.flops
 
     @property
     def linears(self) -> tuple[str, ...]:
@@ -290,32 +246,9 @@ class Subject:
         return self.survey.linears
 
     @property
-    def attention_linears(self) -> tuple[str, ...]:
-        """Those of ``linears`` that compute queries, keys, values and the output of attention;
-        empty if not known by their names."""
-        return ()
-
-    @property
-    def idle(self) -> tuple[str, ...]:
-        """Names of parameters that never get a gradient, such as the last block's unused text
-        stream. They are frozen before anything else."""
-        return self.survey.idle
-
-    @property
     def lent(self) -> tuple[str, ...]:
-        """Names of the blocks' modules with parameters that code outside of their block calls, so
-        that they can be neither streamed nor resharded after it."""
+        """Names of modules of blocks that code outside of them calls (``Survey``)."""
         return self.survey.lent
-
-    @property
-    def size_in_words(self) -> str:
-        """Sample size at the head of a plan: pixels, 8 for each element."""
-        return "x".join([str(8 * self.data.input_size)] * 2)
-
-    def lacks(self, part: str, hint: str = "leave this out") -> str | None:
-        """Return why a strategy cannot have ``part`` (a key of ``PARTS``), with the remedy, for its
-        ``refuses``; None if it can."""
-        return None if part in self.parts else f"{self.name} has no {PARTS[part]}; {hint}"
 
     # ---- modules ----
 
@@ -329,55 +262,32 @@ class Subject:
         return [block for group in self.groups(module) for block in group]
 
     def sizes_of(self, module: nn.Module) -> Sizes:
-        """Return ``sizes`` of a model that strategies have edited; parameters with a gradient count
-        as trained."""
-        trained = [p for p in module.parameters() if p.requires_grad]
-        blocks = [sum(p.numel() for p in block.parameters()) for block in self.blocks(module)]
-        return Sizes(
-            total=sum(p.numel() for p in trained),
-            block=max(blocks),
-            tensor=max(p.numel() for p in trained),
-            bias=max((p.numel() for p in module.parameters() if p.ndim == 1), default=0),
-            weights=tuple(p.numel() for p in trained if p.ndim > 1),
-        )
+        """Return ``survey.sizes`` of a model that strategies have edited; parameters with a
+        gradient count as trained."""
+        return survey.sizes_of(module, self.blocks(module))
 
-    def dtype(self, module: nn.Module) -> torch.dtype:
-        """Return the type for new weights: of those that no adapter or quantizer changes."""
-        return next(p.dtype for p in module.parameters() if p.is_floating_point())
+    def lacks(self, part: str, hint: str = "leave this out") -> str | None:
+        """Return why a strategy cannot have ``part`` (a key of ``PARTS``), with the remedy, for its
+        ``refuses``; None if it can."""
+        return None if part in self.parts else f"{self.name} has no {PARTS[part]}; {hint}"
 
-    def head(self, module: nn.Module) -> nn.Module:
-        """Return the final layer, which can be trained alone, with the part "head"."""
-        raise NotImplementedError
-
-    def label_table(self, module: nn.Module) -> nn.Embedding:
-        """Return the table of labels, with the part "label_table"."""
-        raise NotImplementedError
-
-    def vocabulary(self, module: nn.Module) -> Any:
-        """Return the layer over a vocabulary, with the part "vocabulary"; None if it is on another
-        pipeline stage."""
-        raise NotImplementedError
-
-    def attentions(self, module: nn.Module) -> list[Any]:
-        """Return the layers that compute by an attribute ``attend``, with copies of strategies."""
-        return [layer for layer in module.modules() if hasattr(layer, "attend")]
-
-    # ---- model output ----
+    def part(self, module: nn.Module, part: str) -> Any:
+        """Return the module that is this part; None if it is on another pipeline stage."""
+        with contextlib.suppress(AttributeError):
+            return module.get_submodule(self.parts[part])
+        return None
 
     @property
-    def most_stripes(self) -> int:
-        """The most equal parts of a sample, with the part "stripes"; its divisors are possible."""
-        raise NotImplementedError
-
-    def cut(self, samples: Tensor, part: int, parts: int) -> Tensor:
-        """Return the ``part``-th of ``parts`` equal parts of samples, or of their noise: what a
-        rank's model takes. The loss of a sample must be the mean over its parts."""
+    def stripes(self) -> Stripes:
+        """The parts of a sample, with the part "stripes"."""
         raise NotImplementedError
 
     def take_part(self, module: nn.Module, part: int, parts: int) -> None:
         """Make the bare model take and return the ``part``-th part of each sample, with its
         positions; (0, 1) restores whole samples. Weights must not change: DDP broadcasts them."""
         raise NotImplementedError
+
+    # ---- samples and output ----
 
     def samples(self) -> dict[str, Tensor] | None:
         """Return samples in host memory if the model brings its own: ``data.size`` rows of "x" and
@@ -403,26 +313,15 @@ class Subject:
         """
         raise NotImplementedError
 
-    @property
-    def undrawn(self) -> str:
-        """Reason why samples cannot be drawn from noise and labels; empty if they can."""
-        text = "takes conditions of its own (texts), which sampling does not make"
-        return text if self.brings_samples else ""
 
-    # ---- weight files ----
+def weights_dtype(module: nn.Module) -> torch.dtype:
+    """Return the type for new weights: of those that no adapter or quantizer changes."""
+    return next(p.dtype for p in module.parameters() if p.is_floating_point())
 
-    def save(self, tensors: Mapping[str, Tensor], path: Path) -> None:
-        """Write whole parameters by name to one file, on the main process, for ``load``."""
-        from safetensors.torch import save_file
 
-        path.parent.mkdir(parents=True, exist_ok=True)
-        save_file(dict(tensors), str(path))
-
-    def load(self, path: Path) -> dict[str, Tensor]:
-        """Return the parameters in a file of ``save``."""
-        from safetensors.torch import load_file
-
-        return load_file(str(path))
+def attentions(module: nn.Module) -> list[Any]:
+    """Return the layers of the part "attend", with copies of strategies."""
+    return [layer for layer in module.modules() if hasattr(layer, "attend")]
 
 
 @functools.lru_cache(maxsize=64)

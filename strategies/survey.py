@@ -25,10 +25,16 @@ class Attended(NamedTuple):
 class Survey(NamedTuple):
     """Model facts from one forward pass without memory.
 
-    ``parameters``: elements, including frozen ones. ``flops``: of one sample's forward, a
-    multiply-add as two. ``linears``: names of the blocks' linear layers that have more rows than
-    samples and get a gradient; if none has (samples are vectors), of all that get one.
-    ``products``: the number of linear layers of the blocks. ``idle``, ``lent``: see ``Subject``.
+    ``parameters``: elements, including frozen ones. ``sizes``: element counts for an engine's
+    buffers, with every weight trained. ``flops``: of one sample's forward, a multiply-add as two.
+    ``linears``: names of the blocks' linear layers that have more rows than samples and get a
+    gradient; if none has (samples are vectors), of all that get one. ``products``: the number of
+    linear layers of the blocks.
+
+    ``idle``: names of parameters that never get a gradient, such as the last block's unused text
+    stream; they are frozen before anything else. ``lent``: names of the blocks' modules with
+    parameters that code outside of their block calls, so that they can be neither streamed nor
+    resharded after it. ``inner``: features of a block's MLP, 0 if unknown.
     """
 
     parameters: int
@@ -36,24 +42,81 @@ class Survey(NamedTuple):
     flops: int
     depth: int
     linears: tuple[str, ...]
-    products: int
-    attention: tuple[Attended, ...]
+    products: int = 0
+    attention: tuple[Attended, ...] = ()
     idle: tuple[str, ...] = ()
     lent: tuple[str, ...] = ()
+    inner: int = 0
+
+    @property
+    def widest(self) -> Attended:
+        """The widest attention; zeros if there is none."""
+        widest = max(self.attention, key=lambda a: a.heads * a.width, default=None)
+        return widest or Attended(0, 0, 0, 0)
+
+    @property
+    def width(self) -> int:
+        """Features of a token in the widest attention."""
+        return self.widest.heads * self.widest.width
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of a sample in the widest attention."""
+        return self.widest.queries
+
+
+def sizes_of(module: nn.Module, blocks: Sequence[nn.Module]) -> Sizes:
+    """Return the element counts of a model, in which what has a gradient counts as trained."""
+    trained = [p for p in module.parameters() if p.requires_grad]
+    return Sizes(
+        total=sum(p.numel() for p in trained),
+        block=max(sum(p.numel() for p in block.parameters()) for block in blocks),
+        tensor=max(p.numel() for p in trained),
+        bias=max((p.numel() for p in module.parameters() if p.ndim == 1), default=0),
+        weights=tuple(p.numel() for p in trained if p.ndim > 1),
+    )
 
 
 def of(
     subject: Any, module: nn.Module, run: Callable[[], Any], unread: Sequence[str] = ()
 ) -> Survey:
     """Return the survey of ``module``, made by ``subject`` (``strategies.subject.Subject``) on
-    meta; ``run`` runs its example forward. Parameters that get no gradient are frozen, and those of
-    ``unread``, whose gradient is always zero."""
+    meta, while ``run`` takes one sample through it.
+
+    Parameters that get no gradient are frozen, and those of ``unread``, whose gradient is always
+    zero. Products are counted by the formulas of ``evidence.flops``; elementwise work is not.
+    """
+    import torch
+    from torch import nn
+
     still = tuple(dict.fromkeys((*idle(module, run), *unread)))
     for name in still:
         module.get_parameter(name).requires_grad_(False)
-    found = take(module, subject.blocks(module), subject.sizes_of(module), run)
-    alive = tuple(name for name in found.linears if f"{name}.weight" not in still)
-    return found._replace(linears=alive, idle=still)
+    blocks = subject.blocks(module)
+    layers = [m for block in blocks for m in block.modules() if isinstance(m, nn.Linear)]
+    rows: dict[nn.Module, int] = {}
+    for layer in layers:
+        layer.register_forward_pre_hook(
+            lambda layer, given: rows.update({layer: given[0].numel() // layer.in_features})
+        )
+    calls: list[Attended] = []
+    lent = _note_lent(blocks)
+    with torch.no_grad(), _noting(calls), flops.counting() as counter:
+        run()
+    names = {layer: name for name, layer in module.named_modules()}
+    on_tokens = [layer for layer in layers if rows.get(layer, 0) > 1]
+    linears = [names[layer] for layer in on_tokens or layers if layer in rows]
+    return Survey(
+        parameters=sum(p.numel() for p in module.parameters()),
+        sizes=subject.sizes_of(module),
+        flops=counter.get_total_flops(),
+        depth=len(blocks),
+        linears=tuple(name for name in linears if f"{name}.weight" not in still),
+        products=len(layers),
+        attention=tuple(calls),
+        idle=still,
+        lent=tuple(name for layer, name in names.items() if layer in lent()),
+    )
 
 
 def idle(module: nn.Module, run: Callable[[], Any]) -> tuple[str, ...]:
@@ -79,38 +142,6 @@ def idle(module: nn.Module, run: Callable[[], Any]) -> tuple[str, ...]:
         waiting += [before for before, _ in node.next_functions]
     named = [(n, p) for n, p in module.named_parameters() if p.requires_grad]
     return tuple(name for name, p in named if id(p) not in reached)
-
-
-def take(
-    module: nn.Module, blocks: Sequence[nn.Module], sizes: Sizes, run: Callable[[], Any]
-) -> Survey:
-    """Survey ``module`` while ``run`` takes one sample through it on the meta device. Products are
-    counted by the formulas of ``evidence.flops``; elementwise work is not."""
-    import torch
-    from torch import nn
-
-    layers = [m for block in blocks for m in block.modules() if isinstance(m, nn.Linear)]
-    rows: dict[nn.Module, int] = {}
-    for layer in layers:
-        layer.register_forward_pre_hook(
-            lambda layer, given: rows.update({layer: given[0].numel() // layer.in_features})
-        )
-    calls: list[Attended] = []
-    lent = _note_lent(blocks)
-    with torch.no_grad(), _noting(calls), flops.counting() as counter:
-        run()
-    names = {layer: name for name, layer in module.named_modules()}
-    on_tokens = [layer for layer in layers if rows.get(layer, 0) > 1]
-    return Survey(
-        parameters=sum(p.numel() for p in module.parameters()),
-        sizes=sizes,
-        flops=counter.get_total_flops(),
-        depth=len(blocks),
-        linears=tuple(names[layer] for layer in on_tokens or layers if layer in rows),
-        products=len(layers),
-        attention=tuple(calls),
-        lent=tuple(name for layer, name in names.items() if layer in lent()),
-    )
 
 
 def _note_lent(blocks: Sequence[nn.Module]) -> Callable[[], set[nn.Module]]:

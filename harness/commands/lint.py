@@ -17,13 +17,12 @@ from harness.commands.options import add_json, write_answer
 from harness.json_files import BadFile, read_json
 from harness.resolve import resolve
 from harness.spec import Spec, SpecError, model_name
-from harness.subjects import kind_of
+from harness.subjects import usual_objective
 from harness.subjects.library import families
 from strategies import CATALOG, users_launch
 from strategies.base import BadInput
 from strategies.engines.zero.waste import Finding, Job, waste
 from strategies.launch_file import FOLDER
-from strategies.subject import Shaping
 from strategies.words import name_of
 
 DEVICES = 8
@@ -53,7 +52,7 @@ def lint_files(options: argparse.Namespace) -> int:
     spec = Spec(  # one sample per device, since no rule reads the batch
         recipe=f"zero3+{options.precision}",
         model=model,
-        objective=kind_of(model).usual_objective(Shaping(), options.model),
+        objective=usual_objective(model),
         processes=devices,
         global_batch=devices,
         data="synthetic",
@@ -85,7 +84,7 @@ def findings(path: Path, spec: Spec) -> list[Finding]:
         return []
     resolved = resolve(spec)
     itemsize = 2 if "half_compute" in resolved.launch.traits else 4
-    job = Job(sizes=resolved.subject.sizes, itemsize=itemsize, ranks=spec.processes)
+    job = Job(sizes=resolved.subject.survey.sizes, itemsize=itemsize, ranks=spec.processes)
     return waste(zero, job)
 
 

@@ -14,9 +14,9 @@ from typing import Any
 from harness import files
 from harness.json_files import plain, write_json
 from harness.spec import DEVICES, OF_MODEL, Spec, SpecError, add_arguments, located
-from harness.subjects import kind_of
+from harness.subjects import kind_of, usual_objective
 from harness.subjects.library import families
-from strategies.subject import Shaping, Subject
+from strategies.subject import Subject
 
 OF_SAMPLING = ("workload", "weights", "sampler_steps", "cfg_scale")
 """Spec fields without an option in commands that only train."""
@@ -55,9 +55,8 @@ def overrides(options: argparse.Namespace) -> dict[str, Any]:
         given["model"] = families.canonical(given["model"])
     kind = kind_of(given["model"]) if "model" in given else Subject
     if kind.brings_samples:  # it trains on its own samples only, so that is the default
-        shaping = Shaping(config=given.get("config", ""))
-        own = {"data": "synthetic", "objective": kind.usual_objective(shaping, given["model"])}
-        return own | given
+        usual = usual_objective(given["model"], given.get("config", ""))
+        return {"data": "synthetic", "objective": usual} | given
     return given
 
 

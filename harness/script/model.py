@@ -13,9 +13,8 @@ import torch
 from torch import nn
 
 from harness.script.row import ScriptModel
-from strategies.base import Sizes
 from strategies.evidence.readings import stored
-from strategies.subject import Dimensions
+from strategies.survey import Survey
 
 NOT_BLOCKS = ("Embed", "Norm", "Resnet")
 """Parts of class names in ``_no_split_modules`` that are no blocks of a transformer."""
@@ -110,20 +109,8 @@ class Found(ScriptModel):
         return self.own_linears
 
     @property
-    def dimensions(self) -> Dimensions:
-        return Dimensions(len(self.members), 0, 0, 0)
-
-
-def sizes_of(module: nn.Module, blocks: Sequence[nn.Module]) -> Sizes:
-    """Return the element counts by which an engine sizes its buffers."""
-    trained = [p for p in module.parameters() if p.requires_grad]
-    return Sizes(
-        total=sum(p.numel() for p in trained),
-        block=max(sum(p.numel() for p in block.parameters()) for block in blocks),
-        tensor=max(p.numel() for p in trained),
-        bias=max((p.numel() for p in module.parameters() if p.ndim == 1), default=0),
-        weights=tuple(p.numel() for p in trained if p.ndim > 1),
-    )
+    def survey(self) -> Survey:
+        return super().survey._replace(depth=len(self.members))
 
 
 # ---- optimizers ----

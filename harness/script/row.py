@@ -23,7 +23,8 @@ from strategies import CATALOG, parse
 from strategies.base import Reason, Settings, Slot
 from strategies.recipe import Recipe
 from strategies.strategy import Strategy
-from strategies.subject import DataFacts, Dimensions, Subject
+from strategies.subject import DataFacts, Subject
+from strategies.survey import Survey
 
 LAUNCHERS = ("accelerate", "torchrun", "python", "python3", "deepspeed")
 CLIPPING = "gradient clipping"
@@ -98,24 +99,9 @@ class ScriptModel(Subject):
         return f"{self.script.identity}-{digest(('script',))}"
 
     @property
-    def parameters(self) -> int:
-        return 0
-
-    @property
-    def sizes(self) -> Any:
-        return None  # unknown without a run
-
-    @property
-    def dimensions(self) -> Dimensions:
-        return Dimensions(1, 0, 0, 0)
-
-    @property
-    def linears(self) -> tuple[str, ...]:
-        return ()
-
-    @property
-    def lent(self) -> tuple[str, ...]:
-        return ()  # unknown without a run
+    def survey(self) -> Survey:
+        sizes: Any = None  # unknown without a run
+        return Survey(0, sizes, flops=0, depth=1, linears=())
 
 
 @dataclass(frozen=True, kw_only=True)

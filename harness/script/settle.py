@@ -20,11 +20,12 @@ from torch import nn
 
 from harness.launch.command import GROUP_SECONDS
 from harness.result import Check
-from harness.script.model import averages_here, blocks_of, sizes_of
+from harness.script.model import averages_here, blocks_of
 from harness.script.row import ScriptRow
 from harness.worker.setup import with_timeout
 from strategies.base import BadInput
 from strategies.engine import Workload
+from strategies.survey import sizes_of
 
 PLUGINS = (
     "deepspeed_plugin", "deepspeed_plugins", "fsdp_plugin", "megatron_lm_plugin",

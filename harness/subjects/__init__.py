@@ -17,7 +17,7 @@ from harness.subjects.names import suggestion
 from strategies.base import BadInput
 from strategies.subject import DataFacts, Shaping, Subject
 
-__all__ = ["kind_of", "subject_of"]
+__all__ = ["kind_of", "subject_of", "usual_objective"]
 
 
 def kind_of(model: str) -> type[Subject]:
@@ -35,6 +35,15 @@ def kind_of(model: str) -> type[Subject]:
     if model.startswith("DiT"):
         return Dit
     raise BadInput(f"unknown model {model!r}; {suggestion(model)}")
+
+
+def usual_objective(model: str, config: str = "") -> str:
+    """Return the objective that ``model``, with the ``config`` of a spec, is trained on if none is
+    given."""
+    kind = kind_of(model)
+    if kind is Library:
+        return families.find(model, config).family.objectives[0]
+    return kind.objectives[0]
 
 
 def subject_of(

@@ -15,6 +15,7 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -25,10 +26,11 @@ from strategies.losses.functions import IGNORED
 STEPS = 1000
 Predict = Callable[[Tensor, Tensor], Tensor]
 """(noisy samples, timesteps [B]) -> the model's output."""
-Device, Shape = torch.device | str, tuple[int, ...]
-Drawn = tuple[Tensor, Tensor]
+Device: TypeAlias = torch.device | str
+Shape: TypeAlias = tuple[int, ...]
+Chance: TypeAlias = torch.Generator | None
+Drawn: TypeAlias = tuple[Tensor, Tensor]
 """Timesteps and noise of as many samples."""
-Chance = torch.Generator | None
 
 
 class Objective:

@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from harness import opened
 from harness.exits import exits_raise
-from harness.subjects.library.subject import ADAPTED
 from strategies import survey
 from strategies.base import BadInput
 from strategies.subject import DataFacts, Shaping, Subject
@@ -148,10 +147,6 @@ class OwnModule(Subject):
     @property
     def survey(self) -> Survey:
         return _measured(type(self), self.model).survey  # type: ignore[arg-type]  # a class is hashable
-
-    @property
-    def attention_linears(self) -> tuple[str, ...]:
-        return tuple(name for name in self.linears if name.endswith(ADAPTED))
 
     # ---- modules ----
 

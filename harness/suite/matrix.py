@@ -156,7 +156,7 @@ def plain_bytes(subject: Subject, samples: int, *, ema: bool) -> int:
     backward begins and gradients when it ends, so the larger of the two counts. For a DiT from
     DiT-S/4 on, the result is within 2 % of the trace (``tests/suite/test_matrix.py``).
     """
-    weights, size = 4 * subject.sizes.total, subject.dimensions
+    weights, size = 4 * subject.survey.sizes.total, subject.survey
     activations = samples * size.tokens * size.width * TOKEN * (size.depth + 0.5)
     return int((4 + ema) * weights + max(activations, weights))
 

@@ -228,7 +228,7 @@ def notes(resolved: Resolved, machine: Machine) -> list[str]:
     ]
     if spec.device == "cpu" and local > cores:
         texts.append(f"{local} processes share {cores} cores: times mean little")
-    return texts + resolved.launch.engine.remarks(resolved.launch, resolved.subject.sizes)
+    return texts + resolved.launch.engine.remarks(resolved.launch, resolved.subject.survey.sizes)
 
 
 def needed_ops(resolved: Sequence[Resolved]) -> set[str]:

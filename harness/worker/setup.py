@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator, InitProcessGroupKwargs
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from harness import ROOT
@@ -32,19 +33,19 @@ from strategies.subject import Subject
 # ---- first weights ----
 
 
-def read(spec: Spec, subject: Subject) -> dict[str, Tensor]:
+def read(spec: Spec) -> dict[str, Tensor]:
     """Read parameters by name, as ``train --averaged`` wrote them.
 
     Raises:
         SpecError: the file is not a weight file, or holds nothing.
     """
     try:
-        state = subject.load(ROOT / spec.weights)
+        state = load_file(str(ROOT / spec.weights))
     except Exception as error:  # every format has its own errors
         raise SpecError(f"weights is {spec.weights}: {error}; train it anew") from None
     if not state:
         raise SpecError(f"weights is {spec.weights}, which holds no tensor; train it anew")
-    return dict(state)
+    return state
 
 
 def tensor_digest(tensor: Tensor) -> str:
@@ -70,7 +71,7 @@ class Weights:
     def __init__(self, spec: Spec, subject: Subject) -> None:
         self.spec, draw = spec, subject.draws(spec.seed, spec.init)
         self.whole, self.draw = draw is None, draw or (lambda _, like: like.detach())
-        self.state = read(spec, subject) if spec.weights else {}
+        self.state = read(spec) if spec.weights else {}
         self.names = frozenset(self.state)
         self.digests: dict[str, str] = {}
 
@@ -114,13 +115,13 @@ def edited_model(resolved: Resolved) -> tuple[nn.Module, Weights, list[str]]:
     spec = dataclasses.replace(resolved.spec, model=subject.model, weights=resolved.weights)
     weights, notes = Weights(spec, subject), list[str]()
     if weights.whole:
-        module = subject.build(spec.seed, spec.init)
+        module = initial.build(subject, spec.seed, spec.init)
         notes.append(
             f"load: {subject.name} is built whole in float32 in host memory by every rank, for it "
             "does not say how each weight is drawn (Subject.draws)"
         )
     else:
-        module = initial.skeleton(subject.shell, weights)
+        module = initial.skeleton(subject, weights)
     if spec.weights:
         weights.check(module)
     for name, p in module.named_parameters() if weights.whole else ():
@@ -128,12 +129,13 @@ def edited_model(resolved: Resolved) -> tuple[nn.Module, Weights, list[str]]:
         if name in weights.names:
             p.data.copy_(values)
     # Parameters that get no gradient are frozen before trained ones are counted.
-    idle = [module.get_parameter(name).requires_grad_(False) for name in subject.idle]
+    still = subject.survey.idle
+    idle = [module.get_parameter(name).requires_grad_(False) for name in still]
     if idle:
         count = sum(p.numel() for p in idle)
         notes.append(
             f"frozen: {len(idle)} parameters ({count:,} elements) get no gradient, of which the "
-            f"first is {subject.idle[0]}"
+            f"first is {still[0]}"
         )
     for part in resolved.recipe.strategies:
         if part.reads_weights and not weights.whole:
@@ -197,7 +199,7 @@ def build_feed(resolved: Resolved, accelerator: Accelerator) -> Feed:
 def build_model(resolved: Resolved) -> torch.nn.Module:
     """Build the whole model with the spec's initial weights, float32, in host memory. A run builds
     its model piece by piece instead (``edited_model``)."""
-    return resolved.subject.build(resolved.spec.seed, resolved.spec.init)
+    return initial.build(resolved.subject, resolved.spec.seed, resolved.spec.init)
 
 
 LIBRARIES = {
@@ -224,7 +226,7 @@ def rehearse(resolved: Resolved, accelerator: Accelerator) -> None:
     for name in modules:
         importlib.import_module(name)
     subject = resolved.subject.small()
-    module = subject.build(seed=0, init=resolved.spec.init)
+    module = initial.build(subject, 0, resolved.spec.init)
     optimizer = torch.optim.AdamW(module.parameters(), foreach=True)
     subject.predict(module, *subject.example("cpu")).square().mean().backward()
     torch.nn.utils.get_total_norm([p.grad for p in module.parameters() if p.grad is not None])

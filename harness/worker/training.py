@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 
 from harness.files import remove
 from harness.json_files import write_json
@@ -146,7 +147,8 @@ class Training:
         if not run.accelerator.is_main_process:
             return
         if self.averaged is not None:
-            run.subject.save(state, self.averaged)
+            self.averaged.parent.mkdir(parents=True, exist_ok=True)
+            save_file(state, str(self.averaged))
         if self.samples is not None:
             self._draw(run, state)
 

@@ -11,7 +11,7 @@ from strategies.base import Slot, demand
 from strategies.engine import RunContext, TrainingRun
 from strategies.evidence import states
 from strategies.strategy import Strategy
-from strategies.subject import Subject
+from strategies.subject import Subject, attentions
 from strategies.workloads import BOTH
 
 KERNELS = {
@@ -137,14 +137,14 @@ class Attend(Strategy):
             chosen = torch.compile(flex_attention)
         else:
             chosen = naive if self.kernel == "naive" else forced(backend)
-        for attention in subject.attentions(module):
+        for attention in attentions(module):
             attention.attend = chosen
 
     def evidence(self, trained: TrainingRun) -> dict[str, Any]:
         """Return the kernel's calls in the forward of the watched step, or else in one forward."""
         subject, seen = trained.subject, trained.observed
         own = "attend" in subject.parts
-        least = len(subject.attentions(trained.module) if own else subject.survey.attention)
+        least = len(attentions(trained.module) if own else subject.survey.attention)
         demand(least > 0, "the model does not call torch's attention")
         if seen is None or not seen.ran:  # a training run, or compiled blocks
             ran = states.operations(trained)

@@ -117,7 +117,7 @@ class Checkpoint(Strategy):
                 f"{self.part}; leave part={self.part} out"
             )
         if isinstance(self.every, int) and self.every > 1:
-            depth = subject.dimensions.depth
+            depth = subject.depth
             if self.every > depth:
                 return f"every={self.every}, and the model has {depth} blocks; give at most {depth}"
         return super().refuses(launch)

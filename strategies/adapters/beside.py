@@ -11,7 +11,7 @@ from strategies.base import BadInput, Slot, demand
 from strategies.engine import RunContext, TrainingRun
 from strategies.evidence.states import Frozen, split_facts
 from strategies.strategy import Strategy
-from strategies.subject import LAYERS, Subject
+from strategies.subject import LAYERS, Subject, weights_dtype
 
 # ---- injection ----
 
@@ -21,6 +21,11 @@ RESETS = {
     "reset_oft_parameters": (True,),
 }
 """Method of a peft layer that initializes its adapter -> its arguments after the adapter's name."""
+
+
+ATTENTION = ("to_q", "to_k", "to_v", "to_out.0", "to_out", "attn.qkv", "attn.proj")
+"""Endings of layers that compute queries, keys, values and the output of attention: those of
+diffusers, which its LoRA scripts adapt, and of this project's DiT."""
 
 
 class _Below:
@@ -53,7 +58,7 @@ def add_adapters(
         for name, layer in adapted(module).items():
             begin(layer, name)
     for p in own(module).values():  # with packed weights peft would take float32
-        p.data = p.data.to(dtype or subject.dtype(module))
+        p.data = p.data.to(dtype or weights_dtype(module))
 
 
 def begin(layer: Any, name: str) -> None:
@@ -194,7 +199,7 @@ class Beside(Strategy):
         if self.targets == "all":
             return subject.linears
         if self.targets == "attention":
-            return subject.attention_linears
+            return tuple(name for name in subject.linears if name.endswith(ATTENTION))
         return tuple(name for name in subject.linears if self._is_named(name, self.ends))
 
     def _is_named(self, name: str, ends: Sequence[str]) -> bool:
@@ -217,14 +222,14 @@ class Beside(Strategy):
         within = tuple(name for name in named if id(module.get_submodule(name)) in inside)
         if self.reach == "blocks":
             return within
-        words = sorted({_ending(name) for name in subject.attention_linears})
+        words = sorted({_ending(name) for name in named})
         ends = words if self.targets == "attention" else self.ends
         linears = [
             name.removesuffix(".base_layer")  # of an adapter
             for name, part in module.named_modules()
             if isinstance(part, nn.Linear) and "lora_" not in name and id(part) not in inside
         ]
-        free = [name for name in linears if f"{name}.weight" not in subject.idle]
+        free = [name for name in linears if f"{name}.weight" not in subject.survey.idle]
         every = self.targets == "all"
         return within + tuple(name for name in free if every or self._is_named(name, ends))
 

@@ -58,7 +58,7 @@ class Cast(Strategy):
         if fault := super().refuses(launch):
             return fault
         # A survey builds a public model, which takes seconds.
-        if self.dynamic and (width := launch.subject.dimensions.width) % MULTIPLE:
+        if self.dynamic and (width := launch.subject.survey.width) % MULTIPLE:
             text = f"products in int8 are of multiples of {MULTIPLE}"
             return f"{text}, and the width is {width}; leave dynamic out"
         return None

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from strategies.adapters.partial import Partial
 from strategies.base import demand
 from strategies.engine import RunContext, TrainingRun
-from strategies.subject import Subject
+from strategies.subject import Subject, weights_dtype
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +57,7 @@ class ControlNet(Partial):
         blocks: Any
         (blocks,) = subject.groups(module)
         number = self._number(len(blocks))
-        like = torch.empty(subject.dimensions.width, dtype=subject.dtype(module))
+        like = torch.empty(subject.survey.width, dtype=weights_dtype(module))
         for i in range(number):
             blocks[i] = Controlled(blocks[i], like, first=i == 0, last=i == number - 1)
         super().edit_model(module, subject)

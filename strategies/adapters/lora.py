@@ -199,6 +199,8 @@ class Oft(Beside):
 
 def save(trained: TrainingRun, path: Path) -> None:
     """Write every parameter that takes a gradient to one file; all ranks call it."""
+    from safetensors.torch import save_file
+
     every = trained.engine.global_parameters(trained)
     named = {n: p for n, p in every.items() if p.requires_grad}
     gathered = trained.engine.whole(trained, list(named.values()))
@@ -207,5 +209,6 @@ def save(trained: TrainingRun, path: Path) -> None:
         if main:
             state[name] = p.detach().cpu().contiguous().clone()
     if main:
-        trained.subject.save(state, path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save_file(state, str(path))
     trained.accelerator.wait_for_everyone()

@@ -9,7 +9,7 @@ from strategies.base import Slot, demand
 from strategies.engine import RunContext, TrainingRun
 from strategies.evidence.states import Frozen, split_facts, train_only
 from strategies.strategy import Strategy
-from strategies.subject import Subject
+from strategies.subject import Subject, weights_dtype
 
 
 class Partial(Strategy):
@@ -50,7 +50,7 @@ class Head(Partial):
         return super().refuses(launch) or launch.subject.lacks("head")
 
     def trained(self, module: Any, subject: Subject) -> set[str]:
-        return names_in(module, subject.head(module))
+        return names_in(module, subject.part(module, "head"))
 
 
 def names_in(module: Any, part: Any) -> set[str]:
@@ -78,12 +78,12 @@ class DiffFit(Partial):
 
     def trained(self, module: Any, subject: Subject) -> set[str]:
         names = {n for n, _ in module.named_parameters() if n.endswith((".bias", ".gamma"))}
-        return names | names_in(module, subject.label_table(module))
+        return names | names_in(module, subject.part(module, "label_table"))
 
     def edit_model(self, module: Any, subject: Subject) -> None:
         import torch
 
-        width, dtype = subject.dimensions.width, subject.dtype(module)
+        width, dtype = subject.survey.width, weights_dtype(module)
         for block in subject.blocks(module):
             for layer in (block.attn, block.mlp):
                 layer.gamma = torch.nn.Parameter(torch.ones(width, dtype=dtype))

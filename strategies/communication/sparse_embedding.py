@@ -17,7 +17,7 @@ class TouchedRows(Attachment):
 
     def __init__(self, trained: TrainingRun) -> None:
         self.rows = self.bytes = 0
-        self.table = trained.subject.label_table(trained.module).weight
+        self.table = trained.subject.part(trained.module, "label_table").weight
         self.table.register_post_accumulate_grad_hook(self._count)
 
     def _count(self, table: Any) -> None:
@@ -43,7 +43,7 @@ class SparseEmbedding(Strategy):
         return super().refuses(launch) or launch.subject.lacks("label_table")
 
     def edit_model(self, module: Any, subject: Subject) -> None:
-        subject.label_table(module).sparse = True
+        subject.part(module, "label_table").sparse = True
 
     def attach(self, trained: TrainingRun) -> TouchedRows:
         return TouchedRows(trained)

@@ -95,7 +95,7 @@ class Distill(Strategy):
             teacher = self.teacher_of(student)
         except BadInput as error:
             return str(error)
-        mine, theirs = student.dimensions.width, teacher.dimensions.width
+        mine, theirs = student.survey.width, teacher.survey.width
         if self.feature and mine != theirs:
             return f"the student is {mine} wide, and the teacher {theirs}; leave feature out"
         return None
@@ -110,7 +110,7 @@ class Distill(Strategy):
         from strategies.distillation.teacher import NAME, Hidden, Lesson, Teacher, ends
 
         subject = self.teacher_of(trained.subject)
-        depths = trained.subject.dimensions.depth, subject.dimensions.depth
+        depths = trained.subject.depth, subject.depth
         pairs = ends(*depths) if self.feature else []
         teacher = Teacher(subject, self.teacher, self.store, trained.accelerator.device, pairs)
         captured = getattr(trained.module, NAME, None) or Hidden([])

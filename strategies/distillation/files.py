@@ -72,7 +72,7 @@ def sized(
     for word, asked, has in zip(("depth", "width"), (depth, width), found, strict=True):
         if asked and has and asked != has:
             raise BadInput(f"{word} is {asked}, and {name} has {has}; leave {word} out")
-    usual = 0 if any(found) else times * model.dimensions.depth
+    usual = 0 if any(found) else times * model.depth
     return model.sized(depth or found[0] or usual, width or found[1], heads)
 
 
@@ -88,7 +88,7 @@ def weights(subject: Subject, name: str) -> Draw:
 
     drawn = subject.draws(SEED, "awake")
     if drawn is None:
-        parameters = dict(subject.build(SEED, "awake").named_parameters())
+        parameters = dict(initial.build(subject, SEED, "awake").named_parameters())
     state = _read(subject, name) if name and not initial.storageless() else {}
     names = frozenset(state)
 
@@ -108,16 +108,18 @@ def weights(subject: Subject, name: str) -> Draw:
 
 
 def _read(subject: Subject, name: str) -> dict[str, Any]:
+    from safetensors.torch import load_file
+
     from strategies import initial
 
     try:
-        state = subject.load(ROOT / name)
+        state = load_file(str(ROOT / name))
     except Exception as error:  # each format raises its own errors
         raise BadInput(f"{name} cannot be read: {error}; train it anew") from None
     with initial.valueless():
-        known = {key for key, _ in subject.shell().named_parameters()}
+        known = {key for key, _ in subject.make().named_parameters()}
     odd = sorted(state.keys() - known)
     if odd or not state:
         found = f"{odd[0]}, which {subject.name} has not" if odd else "no tensor"
         raise BadInput(f"{name} has {found}; give its own depth and width, and --model's family")
-    return dict(state)
+    return state

@@ -65,7 +65,7 @@ class Teacher(Attachment):
     ) -> None:
         self.subject, self.calls = subject, 0
         draw = weights(subject, file)
-        self.module = initial.skeleton(subject.shell, draw)
+        self.module = initial.skeleton(subject, draw)
         initial.cast(self.module, FLOATS[store])
         initial.fill(self.module, draw, device)
         self.module.to(device).requires_grad_(False).eval()

@@ -46,7 +46,7 @@ class CrossEntropy(Strategy):
         return super().refuses(launch) or launch.subject.lacks("vocabulary")
 
     def edit_model(self, module: Any, subject: Subject) -> None:
-        subject.vocabulary(module).cross_entropy = self._function()
+        subject.part(module, "vocabulary").cross_entropy = self._function()
 
     def _function(self) -> Any:
         from strategies.losses import functions
@@ -60,7 +60,7 @@ class CrossEntropy(Strategy):
 
     def _shown(self, trained: TrainingRun) -> dict[str, Any]:
         """Return the vocabulary, and the most logits that were in memory at once."""
-        layer, seen = trained.subject.vocabulary(trained.module), trained.observed
+        layer, seen = trained.subject.part(trained.module, "vocabulary"), trained.observed
         if layer is None:  # another stage of a pipeline has it
             return {}
         ours = layer.cross_entropy is self._function()

@@ -35,7 +35,7 @@ class Palette(Stored):
         super().__post_init__()
 
     def refuses(self, launch: RunContext) -> str | None:
-        width = launch.subject.dimensions.width
+        width = launch.subject.survey.width
         if self.rows and width % self.rows:
             return (
                 f"rows is {self.rows}, which does not divide matrices of a width of {width}; take "

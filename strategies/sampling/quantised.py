@@ -9,7 +9,7 @@ from strategies.base import Slot, demand
 from strategies.engine import RunContext, TrainingRun
 from strategies.evidence import states
 from strategies.strategy import Strategy
-from strategies.subject import Subject
+from strategies.subject import Subject, weights_dtype
 from strategies.workloads import SAMPLE
 
 
@@ -58,7 +58,7 @@ class Stored(Strategy):
         demand(least <= of_codes <= 1.1 * least + 8 * len(found), f"{text} to a tenth more")
         # Scales and palettes, but no floats that stayed.
         text = f"{size - of_codes} bytes are beside the codes, as many as the floats had"
-        floats = elements * trained.subject.dtype(trained.module).itemsize
+        floats = elements * weights_dtype(trained.module).itemsize
         demand(size - of_codes < floats, text)
         bits = round(8 * size / elements, 3)
         return {"layers": len(found), "elements": elements, "bits_per_weight": bits}
@@ -135,7 +135,7 @@ class Float8(EightBits):
         return (*self.needs, "fp8") if self.dynamic and not self.emulate else self.needs
 
     def refuses(self, launch: RunContext) -> str | None:
-        width = launch.subject.dimensions.width
+        width = launch.subject.survey.width
         if self.dynamic and width % MULTIPLE:
             text = f"products in float8 are of multiples of {MULTIPLE}"
             return f"{text}, and the width is {width}; leave dynamic out"

@@ -181,11 +181,11 @@ class PruneStructured(ByMagnitude):
 
     def evidence(self, trained: TrainingRun) -> dict[str, Any]:
         """Return the heads and channels of a block, by the rows of its weights."""
-        sizes, width = trained.subject.dimensions, trained.subject.dimensions.width
+        size = trained.subject.survey
         for block in trained.blocks():
             layers = (block.attn.qkv, block.mlp.fc1)
             rows = [trained.engine.part(layer.weight).shape[0] for layer in layers]
-            heads, channels = self._remaining(sizes.heads), self._remaining(sizes.inner)
-            wanted = [3 * heads * width // sizes.heads, channels]
+            heads, channels = self._remaining(size.widest.heads), self._remaining(size.inner)
+            wanted = [3 * heads * size.widest.width, channels]
             demand(rows == wanted, f"the weights have {rows} rows, expected {wanted}")
         return {"heads": heads, "channels": channels}

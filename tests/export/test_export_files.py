@@ -81,7 +81,7 @@ def test_every_number_of_a_launch_file_is_settled(sharding, precision):
         samples = config["train_micro_batch_size_per_gpu"] * 2 * resolved.launch.processes
         assert config["train_batch_size"] == 64 == samples
         assert config["gradient_clipping"] == 0.5
-        wanted = buffer_sizes(resolved.subject.sizes)
+        wanted = buffer_sizes(resolved.subject.survey.sizes)
         fields = {k: v for k, v in config["zero_optimization"].items() if k in wanted}
         assert fields and fields == {k: wanted[k] for k in fields}
     word = settled.mixed_precision(resolved)

@@ -171,7 +171,7 @@ def test_deepspeed_runs_with_the_exported_numbers(said, name):
         assert (rank["micro_batch"], rank["batch"], rank["taken"]) == (micro, BATCH, 2)
         assert rank["steps_accumulated"] == rank["accumulation"]
         spec = Spec(recipe="zero2", model=MODEL, data="synthetic:32")
-        bucket = buffer_sizes(resolve(spec).subject.sizes)["reduce_bucket_size"]
+        bucket = buffer_sizes(resolve(spec).subject.survey.sizes)["reduce_bucket_size"]
         assert rank["buckets"][0] == bucket
         assert bool(rank["partitioned"]) == (rank["stage"] == 3)
 

@@ -24,7 +24,6 @@ from harness.planner.export.reading import TOGETHER, reading
 from harness.planner.plan.given import SIZES, asked_of
 from harness.planner.verdict import Uncounted
 from harness.resolve import Resolved, resolve
-from harness.subjects.library.subject import Library
 from harness.system import cards
 from strategies import parse
 from strategies.base import BadInput, Slot
@@ -51,12 +50,6 @@ SPREAD = [
     "single+bf16+adafactor", "ddp+bf16+paged_adam8bit", "single+compile:scope=model",
     "single+attend:kernel=math",
 ]  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def names_alone(monkeypatch):
-    """Names of attention's layers, for which a model would be built in seconds."""
-    monkeypatch.setattr(Library, "attention_linears", ("attn.to_q",))
 
 
 def exported(folder: Path, name: str, resolved: Resolved) -> list[Path]:

@@ -182,7 +182,7 @@ def prepare(words: list[str]) -> None:
     names = [name for need in asked.needs for name in setup.LIBRARIES.get(need, ())]
     import_for([*names, *asked.launch.engine.modules])
     with contextlib.suppress(Exception):  # said by the case itself
-        asked.subject.idle  # noqa: B018 (a survey, which its module keeps)
+        asked.subject.survey.idle  # noqa: B018 (a survey, which its module keeps)
         asked.flops_per_step  # noqa: B018 (the same)
 
 

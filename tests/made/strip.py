@@ -89,20 +89,14 @@ class Net(nn.Module):
 class Strip(Subject):
     """The model above, which comes in one size."""
 
-    parts: ClassVar[frozenset[str]] = frozenset(("head",))
-
-    @property
-    def tile(self) -> int:
-        return PATCH
+    parts: ClassVar[Mapping[str, str]] = {"head": "leave"}
+    tile: ClassVar[int] = PATCH
 
     def make(self) -> nn.Module:
         return Net(self.data.channels, self.data.classes)
 
     def groups(self, module: Any) -> list[Sequence[nn.Module]]:
         return [module.mixers, module.layers]
-
-    def head(self, module: Any) -> nn.Module:
-        return module.leave
 
     def predict(self, model: Any, x: Tensor, t_B: Tensor, conditions: Mapping[str, Tensor]) -> Any:
         return model(sample=x, time=t_B, label=conditions["y"], drop=conditions["drop"])

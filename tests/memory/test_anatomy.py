@@ -16,8 +16,8 @@ from harness.memory import memory_breakdown
 from harness.memory.dissect import take
 from harness.memory.record import MEASURED as CATEGORIES
 from harness.report import anatomy
+from harness.resolve import resolve
 from harness.result import BadResult
-from harness.subjects.dit import presets
 from harness.worker.meter import make_meter
 
 SPEC = dataclasses.replace(TINY, model="DiT-T/4", global_batch=4)
@@ -69,7 +69,7 @@ def test_a_step_is_followed_from_end_to_end(plain):
     assert set(line.bytes) == set(CATEGORIES)
     totals = [sum(v) for v in zip(*line.bytes.values(), strict=True)]
     assert max(totals) == line.peak_bytes > totals[-1]
-    trainable = 4 * presets.trainable_count(presets.PRESETS["DiT-T/4"], classes=10)
+    trainable = 4 * resolve(SPEC).subject.survey.sizes.total
     # Without accumulation gradients grow through backward: all are there at its end, none before.
     grads = dict(zip(line.op, line.bytes["gradients"], strict=True))
     begin = dict((phase, op) for op, phase in line.marks)
@@ -96,11 +96,10 @@ def test_the_trace_and_autograd_count_the_same_activations(taken, recipe):
 
 
 def test_the_products_of_forward_are_the_closed_form_s(plain):
-    """Operations are counted one by one; presets has the sum in closed form."""
+    """Operations are counted one by one; a DiT's survey has the sum in closed form."""
     products = ("addmm", "mm", "bmm", "convolution", "_scaled_dot_product_flash_attention_for_cpu")
     counted = sum(c.flops for c in plain.ops if c.phase == "forward" and c.op in products)
-    shape = presets.PRESETS["DiT-T/4"]
-    assert counted == pytest.approx(presets.forward_flops(shape, batch=4), rel=0.01)
+    assert counted == pytest.approx(4 * resolve(SPEC).subject.survey.flops, rel=0.01)
     assert plain.peak_flops > 1e8 and plain.bandwidth > 1e8
 
 

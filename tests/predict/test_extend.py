@@ -154,7 +154,7 @@ def looks(row: Resolved, blocks: int) -> Counter[tuple[Kind, str]]:
     each block of a model with so many ``blocks`` in each group, as the strategies have edited
     it, counted."""
     subject = row.subject.deep({key: min(blocks, n) for key, n in row.subject.depths.items()})
-    module = initial.skeleton(subject.shell, subject.draws(0, "drawn"))
+    module = initial.skeleton(subject, subject.draws(0, "drawn"))
     if any(part.reads_weights for part in row.recipe.strategies):
         with torch.device("meta"):
             module = subject.make()

@@ -18,6 +18,7 @@ from harness.planner.uncertainty import class_of
 from harness.prediction import read
 from harness.resolve import resolve
 from harness.spec import Spec
+from strategies import initial
 from strategies.base import pinned_block
 
 MIB = 2**20
@@ -113,7 +114,7 @@ def test_torchao_s_optimizer_in_host_memory_is_predicted_as_it_is_laid_out(tmp_p
              for more in ("", "+offload_adamw")]  # fmt: skip
     plain, found = traced("predicted", [dataclasses.asdict(spec) for spec in specs], tmp_path)
     assert found["method"] == "trace", found["reason"]
-    module = resolve(specs[0]).subject.build(0, "awake")
+    module = initial.build(resolve(specs[0]).subject, 0, "awake")
     large = [p.nbytes for p in module.parameters() if p.requires_grad and p.numel() >= 4096]
     # The smallest weights' moments stay on the device, less than a thousandth of all.
     host = 2 * sum(map(pinned_block, large)) + 2 * sum(large)

@@ -184,8 +184,9 @@ def one_rank_left_out(run: Run) -> None:
 def attention_of_own_tokens(run: Run) -> None:
     """Compute attention over this rank's tokens only."""
     from strategies.parallel.sequence.attention import Ulysses
+    from strategies.subject import attentions
 
-    for layer in run.subject.attentions(run.module):
+    for layer in attentions(run.module):
         layer.attend = layer.attend.inner if isinstance(layer.attend, Ulysses) else layer.attend
 
 

@@ -23,6 +23,7 @@ from harness.resolve import resolve
 from harness.result import Result, Status, load
 from harness.spec import Spec, SpecError
 from harness.worker import setup
+from strategies import initial
 from strategies.base import Conflict
 
 PREDICTED = ("single", "single+int8")
@@ -122,7 +123,8 @@ def test_memory_is_predicted_within_one_percent(rows, tmp_path):
 def test_weights_of_a_file_are_taken_and_others_refused(tmp_path: Path, draw_here):
     spec = spec_of("single+bf16_pure", model="DiT-T/8")
     subject = resolve(spec).subject
-    state = {n: p for n, p in subject.build(5, "awake").named_parameters() if p.requires_grad}
+    drawn = initial.build(subject, 5, "awake").named_parameters()
+    state = {n: p for n, p in drawn if p.requires_grad}
     state = {name: p.detach().clone() for name, p in state.items()}
     assert "pos_embed" not in state, "what is frozen is not averaged"
     file = tmp_path / "averaged.safetensors"

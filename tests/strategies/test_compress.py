@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from harness.memory.traced_step import register_living
 from harness.memory.tracer import Tracer
-from strategies import parse
+from strategies import initial, parse
 from strategies.base import NotInForce, Settings
 from strategies.communication import compress, topk
 from strategies.communication.compress import Compress
@@ -62,7 +62,7 @@ def group(tmp_path):
 
 def trained_with(strategy, steps: int = 4) -> TrainingRun:
     """A tiny DiT under DDP with ``strategy``'s hook, trained for some steps by plain SGD."""
-    module = SUBJECT.build(0, "awake").eval()  # no label is withheld
+    module = initial.build(SUBJECT, 0, "awake").eval()  # no label is withheld
     ddp = DistributedDataParallel(module)
     make = getattr(strategy, "make_optimizer", lambda *_: None)
     weights = [p for p in module.parameters() if p.requires_grad]

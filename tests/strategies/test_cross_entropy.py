@@ -11,6 +11,7 @@ from conftest import TINY
 
 from harness.resolve import resolve
 from harness.system import requirements
+from strategies import initial
 from strategies.losses import functions
 
 WORDS = 512
@@ -48,7 +49,7 @@ def test_a_training_over_tokens_is_the_same_with_each(text, train_here):
 
 def test_a_model_s_loss_is_that_of_its_logits():
     subject = resolve(TOKENS).subject
-    module = subject.build(0, "awake").eval()
+    module = initial.build(subject, 0, "awake").eval()
     x, y = (t[:2] for t in subject.samples().values())
     assert subject.size_in_words == "16 tokens"
     wanted = torch.where(torch.arange(x.shape[1]) % 2 == 0, x, functions.IGNORED)

@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from harness.planner import pool
 from harness.resolve import resolve
 from harness.suite.rows import identity
+from strategies import initial
 from strategies.base import BadInput
 from strategies.distillation import files
 from tests.made.machines import machine
@@ -28,7 +29,7 @@ def train(recipe: str, spec=FLOW, **fields):
 def file(tmp_path_factory) -> Path:
     """The weights of a teacher of 4 blocks, as training leaves them: what takes a gradient."""
     subject = resolve(train("single", model="DiT-T/8")).subject
-    module = subject.build(5, "awake")
+    module = initial.build(subject, 5, "awake")
     path = tmp_path_factory.mktemp("teacher") / "averaged.safetensors"
     state = {n: p.detach().clone() for n, p in module.named_parameters() if p.requires_grad}
     save_file(state, str(path))

@@ -89,7 +89,7 @@ def test_ranks_that_share_samples_show_it(row):
     assert asked["micro batch"] == [row.spec.global_batch // layout.data // row.accumulation]
     facts = row.evidence["sp"]
     if "compile" not in row.spec.recipe:
-        whole = SUBJECT.dimensions
+        whole = SUBJECT.survey
         assert facts["heads_inside"] == 4 // parts and facts["tokens_inside"] == whole.tokens
         again = 8.0 if "checkpoint" in row.spec.recipe else 4.0
         assert facts["exchanges_an_attention"] == {"forward": 4.0, "backward": again}
@@ -113,7 +113,7 @@ def test_memory_is_predicted_and_activations_are_a_share_of_the_tokens(runs, tmp
         assert row.status is Status.OK, row.reason
         close = 0.01 if row.spec.model == WAN else 0.005  # a miniature: 2 kB of 0.4 MB
         assert found.steady.bytes == pytest.approx(row.ranks[0].categories.total, rel=close)
-    buckets = 4 * resolve(alone).subject.sizes.total
+    buckets = 4 * resolve(alone).subject.survey.sizes.total
     assert half.beyond_state - buckets == pytest.approx(whole.beyond_state / 2, rel=0.15)
 
 

@@ -130,7 +130,7 @@ def test_stages_show_what_they_hold_and_pass_on(row):
     assert len(facts["elements_of_stages"]) == stages
     assert facts["schedule"] == engine.schedule.kind
     # Tokens and condition, of each micro batch and over each border; then their gradients.
-    size = SUBJECT.dimensions
+    size = SUBJECT.survey
     passed = 4 * size.width * (size.tokens + 1) * row.spec.global_batch // data
     assert facts["sent_to_stages_bytes"] == passed * (2 * engine.stage_runs - 1)
     assert facts.get("replica_spread", 0) == 0 and ("replica_spread" in facts) == (data > 1)

@@ -10,6 +10,7 @@ from conftest import part_named
 
 from harness.resolve import resolve
 from harness.worker.setup import edited_model
+from strategies import initial
 from strategies.adapters.beside import chosen_blocks, most_blocks, own
 from strategies.adapters.coded import Coded
 from strategies.base import BadInput
@@ -69,7 +70,7 @@ def coded(train_here, recipe: str) -> set[str]:
 
 
 def test_all_layers_are_more_than_the_blocks(train_here):
-    built = resolve(miniature("flux-dev", "single")).subject.build(0, "awake")
+    built = initial.build(resolve(miniature("flux-dev", "single")).subject, 0, "awake")
     linears = {name for name, m in built.named_modules() if type(m) is torch.nn.Linear}
     every = coded(train_here, "single+cast:layers=all+lora")
     assert coded(train_here, "single+cast+lora") < every and every == linears

@@ -185,8 +185,8 @@ def test_a_model_without_a_plan_is_refused():
 
 def test_an_uneven_mlp_is_refused_before_anything_starts(monkeypatch):
     """No preset has one: a subject of one's own may."""
-    size = resolve(FOUR).subject.dimensions._replace(inner=258)
-    monkeypatch.setattr(type(resolve(FOUR).subject), "dimensions", size)
+    size = resolve(FOUR).subject.survey._replace(inner=258)
+    monkeypatch.setattr(type(resolve(FOUR).subject), "survey", size)
     refused = str(resolve(spec_of("fsdp2+tp:ranks=4", processes=8)).refusal)
     assert refused.endswith("MLP cannot be dealt to 4 ranks; take ranks of 2")
 

@@ -15,7 +15,7 @@ from harness.subjects.library import calls, families
 from harness.subjects.library.families import FAMILIES, REFUSED
 from harness.subjects.library.subject import Library, _linears
 from harness.subjects.objectives import Velocity
-from strategies import parse
+from strategies import initial, parse
 from strategies.activations.checkpoint import parts_of
 from strategies.base import BadInput, Slot
 from strategies.subject import LAYERS, DataFacts, Shaping
@@ -187,7 +187,7 @@ def test_reference_images_change_the_output_of_the_target():
     sizes = MINIATURES["qwen-image-edit-2511"][0].replace(",references=2", "")
     for name in ("qwen-image-edit", "qwen-image-edit-2511"):
         subject = public(name, set=sizes, resolution="64", text=8)
-        module = subject.build(0, "awake")
+        module = initial.build(subject, 0, "awake")
         x, t_B, conditions = subject.example("cpu")
         chance = torch.Generator().manual_seed(0)
         other = {**conditions, "reference": torch.randn(x.shape, generator=chance)}
@@ -210,7 +210,7 @@ def test_a_frame_without_a_pair_is_paired_with_the_first():
         public("cogvideox-5b", set=sizes, resolution="64", frames=frames, text=8)
         for frames in (9, 13)
     )
-    module = three.build(0, "awake")
+    module = initial.build(three, 0, "awake")
     x, t_B, conditions = three.example("cpu")
     x = torch.randn(x.shape, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
@@ -223,7 +223,7 @@ def test_a_frame_without_a_pair_is_paired_with_the_first():
 @pytest.mark.parametrize("name", ["hunyuanvideo-1.5", "qwen-image-2.1"])
 def test_a_prediction_takes_masks_for_what_they_are_at_run_time(name, monkeypatch):
     subject = resolve(miniature(name, "single")).subject
-    module, batch = subject.build(0, "awake"), subject.samples()
+    module, batch = initial.build(subject, 0, "awake"), subject.samples()
     x, t_B = batch.pop("x"), torch.linspace(0, 1, 8)
     with torch.no_grad():
         read = subject.predict(module, x, t_B, batch)
@@ -238,15 +238,16 @@ def test_a_prediction_takes_masks_for_what_they_are_at_run_time(name, monkeypatc
 def test_what_gets_no_gradient_is_found_frozen_and_said(train_here):
     spec = miniature("qwen-image", "single")
     subject = resolve(spec).subject
-    assert len(subject.idle) == 9 and all("transformer_blocks.1" in name for name in subject.idle)
-    assert not {f"{n}.weight" for n in subject.linears} & set(subject.idle)
+    idle = subject.survey.idle
+    assert len(idle) == 9 and all("transformer_blocks.1" in name for name in idle)
+    assert not {f"{n}.weight" for n in subject.linears} & set(idle)
     run = train_here(spec, 1)
     named = dict(run.module.named_parameters())
-    still = {n for n, p in named.items() if n not in run.subject.idle and not moved(run, p)}
+    still = {n for n, p in named.items() if n not in idle and not moved(run, p)}
     assert not still, "all others are trained"
-    assert not any(named[name].requires_grad for name in subject.idle)
+    assert not any(named[name].requires_grad for name in idle)
     assert any("9 parameters" in note and "get no gradient" in note for note in run.notes)
-    assert resolve(miniature("flux-dev", "single")).subject.idle == ()
+    assert resolve(miniature("flux-dev", "single")).subject.survey.idle == ()
 
 
 @pytest.mark.parametrize("name", MINIATURES)
@@ -268,7 +269,7 @@ def moved(run, p) -> bool:
 
 def test_its_first_weights_depend_on_their_names_alone():
     subject = resolve(miniature("lumina2", "single")).subject
-    whole, again = (subject.build(0, "awake") for _ in range(2))
+    whole, again = (initial.build(subject, 0, "awake") for _ in range(2))
     pairs = zip(whole.parameters(), again.parameters(), strict=True)
     assert all(torch.equal(p, q) for p, q in pairs)
     assert not any((p == 0).all() for p in whole.parameters()), "nothing starts at zero"
@@ -352,7 +353,7 @@ def test_a_module_of_one_s_own_trains_with_its_own_batch_and_loss(own, train_her
     )  # fmt: skip
     subject = resolve(spec).subject
     assert subject.survey.depth == 3 and len(subject.linears) == 6
-    assert subject.idle == ("unused.weight", "unused.bias") and subject.data.size == 6
+    assert subject.survey.idle == ("unused.weight", "unused.bias") and subject.data.size == 6
     run = train_here(spec, 6)
     assert run.log.losses[-1] < 0.9 * run.log.losses[0]
     part = parse("single+checkpoint").in_slot(Slot.RECOMPUTE)

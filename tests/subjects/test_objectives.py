@@ -15,6 +15,7 @@ from harness.data.feed import check_data
 from harness.subjects import subject_of
 from harness.subjects.dit.model import DiT
 from harness.subjects.objectives import Flow, guide, guided, objective_of, spaced_steps
+from strategies import initial
 
 DRAWN = ("epsilon", "flow")
 HERE = Path(__file__).parents[1]
@@ -197,7 +198,7 @@ def test_checkpoints_of_the_reference_fit_strictly():
 
 def test_positions_of_512_pixels_are_the_reference_s():
     subject = subject_of("DiT-S/2:depth=1", check_data("synthetic:64"))
-    (table,) = subject.build(0, "awake").pos_embed.detach()
+    (table,) = initial.build(subject, 0, "awake").pos_embed.detach()
     expected = GOLDEN["structure"]["pos_embed_512"]
     assert table.shape == (1024, 384)
     assert RECIPE["positions"](table) == pytest.approx(expected, abs=1e-6)
@@ -207,7 +208,7 @@ def test_awake_gives_every_weight_a_gradient_where_adaln_zero_does_not(batch):
     batch["noise"] = torch.randn(4, 4, 32, 32)
     reached = {}
     for init in ("adaln_zero", "awake"):
-        model = subject_of("DiT-T/8", check_data("digits")).build(0, init)
+        model = initial.build(subject_of("DiT-T/8", check_data("digits")), 0, init)
         (call(model, batch) - 1).square().mean().backward()
         trainable = {n: p for n, p in model.named_parameters() if p.requires_grad}
         reached[init] = {n for n, p in trainable.items() if p.grad is not None and p.grad.any()}

@@ -1,4 +1,4 @@
-"""Counts and FLOPs in closed form against the built model, torch's counter and the paper."""
+"""Counts and FLOPs of DiTs against the paper, and rows that have other products."""
 
 import json
 import re
@@ -8,49 +8,22 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from harness.data.feed import check_data
 from harness.resolve import resolve
 from harness.spec import Spec
+from harness.subjects import subject_of
 from harness.subjects.dit.model import DiT
-from harness.subjects.dit.presets import (
-    PRESETS,
-    Shape,
-    forward_flops,
-    parameter_count,
-    shape_of,
-    train_flops,
-    trainable_count,
-)
+from harness.subjects.dit.presets import PRESETS, Shape, shape_of
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "reference_dit.json").read_text())
 OTHER_PRODUCTS = ("lora", "dora", "head", "difffit", "controlnet", "prune_structured")
 
 
-def built(shape: Shape, input_size=32, channels=4, classes=1000, learn_sigma=True) -> DiT:
-    """The model on the meta device, where neither memory nor arithmetic is spent."""
-    with torch.device("meta"):
-        return DiT(
-            input_size, shape.patch_size, channels, shape.hidden_size, shape.depth,
-            shape.num_heads, shape.mlp_ratio, 0.1, classes, learn_sigma,
-        )  # fmt: skip
-
-
 @pytest.mark.parametrize("name", GOLDEN["structure"]["counts"])
 def test_counts_are_the_reference_s(name):
-    assert parameter_count(PRESETS[name]) == GOLDEN["structure"]["counts"][name]
-    assert trainable_count(PRESETS[name]) == GOLDEN["structure"]["trainable"][name]
-
-
-@pytest.mark.parametrize(
-    ("name", "size", "learn_sigma"), [("DiT-T/4", 32, True), ("DiT-XL/2", 64, False)]
-)
-def test_forward_flops_are_torch_s(name, size, learn_sigma):
-    model = built(PRESETS[name], size, learn_sigma=learn_sigma)
-    latents = torch.zeros(3, 4, size, size, device="meta")
-    index = torch.zeros(3, dtype=torch.long, device="meta")
-    with FlopCounterMode(display=False) as counter:
-        model(latents, index, index)
-    flops = forward_flops(PRESETS[name], size, batch=3, learn_sigma=learn_sigma)
-    assert counter.get_total_flops() == flops > 0
+    survey = subject_of(name, check_data("synthetic")).survey
+    assert survey.parameters == GOLDEN["structure"]["counts"][name]
+    assert survey.sizes.total == GOLDEN["structure"]["trainable"][name]
 
 
 @pytest.mark.parametrize("part", ["prune", *OTHER_PRODUCTS])
@@ -65,7 +38,7 @@ def test_a_row_has_flops_only_where_the_closed_form_is_what_runs(part):
     index = torch.zeros(len(latents), dtype=torch.long, device="meta")
     with FlopCounterMode(display=False) as counter:
         model.to("meta")(latents, index, index).sum().backward()
-    whole = train_flops(resolved.subject.shape, batch=len(latents))
+    whole = 3 * len(latents) * resolved.subject.survey.flops
     # Conv and first timestep layer take no gradient of their inputs.
     unneeded = 2 * len(latents) * (16 * 256 * 128 + 256 * 128)
     same = counter.get_total_flops() + unneeded == whole

@@ -48,7 +48,7 @@ BAD = [
 def job_of(spec: Spec) -> lint.Job:
     resolved = resolve(spec)
     itemsize = 2 if "half_compute" in resolved.launch.traits else 4
-    return lint.Job(sizes=resolved.subject.sizes, itemsize=itemsize, ranks=spec.processes)
+    return lint.Job(sizes=resolved.subject.survey.sizes, itemsize=itemsize, ranks=spec.processes)
 
 
 def findings(zero: dict, spec: Spec = SPEC) -> dict[str, lint.Finding]:

@@ -16,7 +16,6 @@ from harness.memory.record import as_measured
 from harness.planner import pool
 from harness.resolve import resolve
 from harness.spec import Spec
-from harness.subjects.dit import presets
 
 pytestmark = pytest.mark.thorough
 
@@ -65,7 +64,7 @@ def test_the_trace_is_the_allocator_s_peak(pairs, recipe):
 def states(recipe: str) -> tuple[int, dict[str, float]]:
     """The model's bytes, and those of what stands, by ZeRO's table (arXiv:1910.02054)."""
     subject, engine = resolve(PAIR).subject, recipe.partition("+")[0]
-    count = presets.trainable_count(subject.shape, classes=subject.data.classes)
+    count = subject.survey.sizes.total
     frozen = subject.parameters - count
     stage = int(engine[4]) if engine.startswith("zero") else 0
     each = 2 if stage and "bf16" in recipe else 4

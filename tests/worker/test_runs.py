@@ -24,9 +24,9 @@ from harness.memory.record import MEASURED, as_measured
 from harness.memory.tracer import BY_ENGINE
 from harness.prediction import Prediction
 from harness.prediction import load as load_prediction
+from harness.resolve import resolve
 from harness.result import Result, Status
 from harness.spec import Spec
-from harness.subjects.dit import presets
 from harness.worker.loop import optimizer_step
 from strategies import parse
 from strategies.sharding import sharding_kinds
@@ -173,14 +173,11 @@ def test_each_rank_holds_its_share(run, runs):
     assert facts["stage"] == int(row.spec.recipe[4])
     assert facts["optimizer_share"] == pytest.approx(share, abs=0.03)
     full = runs("ddp")[0].evidence["ema"]["bytes"]
-    assert full == 4 * presets.trainable_count(presets.PRESETS[SPEC.model], classes=10, **SIZES)
+    assert full == 4 * resolve(SPEC).subject.survey.sizes.total
     assert row.evidence["ema"]["bytes"] == pytest.approx(full * share, rel=0.03)
     if facts["stage"] == 3:
         assert facts["parameter_share"] == pytest.approx(share, abs=0.03)
         assert facts["gradient_share"] == pytest.approx(share, abs=0.03)
-
-
-SIZES = {"input_size": 32, "channels": 4}
 
 
 @pytest.mark.thorough

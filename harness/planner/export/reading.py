@@ -24,10 +24,9 @@ from harness.planner.export.models import PATHS, model_of, read_sample, sample_o
 from harness.planner.verdict import Uncounted
 from harness.resolve import Resolved, resolve
 from harness.spec import Spec
-from harness.subjects import kind_of
+from harness.subjects import kind_of, usual_objective
 from strategies import CATALOG
 from strategies.base import BadInput, Reason, Slot
-from strategies.subject import Shaping
 
 ADAPTERS = ("lora", "peft", "lyco", "--lora", "--network", "--rank", "network")
 """Beginnings of options that only adapters have."""
@@ -105,7 +104,7 @@ def _spec(made: Reading, recipe: str) -> Spec:
         recipe=recipe,
         model=made.model,
         data=data,
-        objective=kind.usual_objective(Shaping(), made.model),
+        objective=usual_objective(made.model),
         device="cuda",
         processes=made.processes,
         global_batch=made.global_batch,

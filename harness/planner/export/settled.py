@@ -54,7 +54,7 @@ def trained_sizes(resolved: Resolved) -> Sizes:
         BadInput: the model could not be edited without storage; has the last line of the error.
     """
     if not EDITED & resolved.launch.traits:
-        return resolved.subject.sizes
+        return resolved.subject.survey.sizes
     words = [sys.executable, "-m", "harness.planner.export.settled"]
     words.append(json.dumps(dataclasses.asdict(resolved.spec)))
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))

@@ -21,14 +21,14 @@ from harness.planner.plan.request import HOST_GIVEN, LATENT
 from harness.planner.speed import rates
 from harness.resolve import Resolved, resolve
 from harness.spec import LATER, Spec, SpecError, located, model_name
-from harness.subjects import kind_of
+from harness.subjects import kind_of, usual_objective
 from harness.suite.file import load_suite
 from harness.system import cards, gpus
 from harness.system.capability import shortfall
 from harness.system.cards import Card
 from strategies import CATALOG, parse
 from strategies.base import BadInput, Slot
-from strategies.subject import Shaping, Subject
+from strategies.subject import Subject
 from strategies.words import name_of
 from strategies.workloads import SAMPLE
 
@@ -326,7 +326,7 @@ def _base(options: argparse.Namespace) -> Spec:
     spec = Spec(
         recipe="single" if options.workload == SAMPLE else "ddp",
         model=model,
-        objective=kind.usual_objective(Shaping(config=given["config"]), model),
+        objective=usual_objective(model, given["config"]),
         data="synthetic" if kind.brings_samples else _squares(options, kind, model),
         resolution=options.resolution if kind.brings_samples else "",
         global_batch=batch,

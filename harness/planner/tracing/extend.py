@@ -122,7 +122,7 @@ def load(rows: Sequence[Resolved]) -> None:
     for place, (subject, times) in enumerate(asked.items()):
         if times > 1 or place == 0:
             with contextlib.suppress(Exception):
-                subject.idle  # noqa: B018 (its module caches the survey)
+                subject.survey.idle  # noqa: B018 (its module caches the survey)
     capability.keep()
 
 

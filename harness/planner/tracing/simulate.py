@@ -122,7 +122,7 @@ def trace_bordered(
 ) -> tuple[StoragelessTracer, Counter, int, list[streams.Border]]:
     """Trace as ``trace_training`` does, and return the block boundaries too (empty without
     ``watch``)."""
-    resolved.subject.idle  # noqa: B018 (survey now, so that its tensors are not in the trace)
+    resolved.subject.survey.idle  # noqa: B018 (survey now, so that its tensors are not in the trace)
     adapter = adapter_of(resolved.launch.engine, rank)
     on_gpu, parts = resolved.spec.device == "cuda", resolved.launch.layout.tensor
     device, neighbours = world.GPU if on_gpu else "cpu", (parts, 1) if parts > 1 else None

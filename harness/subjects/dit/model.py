@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from harness.subjects.dit.presets import FREQUENCIES, shape_of
+from harness.subjects.dit.presets import FREQUENCIES
 from strategies import initial
 from strategies.initial import Draw
 
@@ -278,7 +278,9 @@ class DiT(nn.Module):
         self.final_layer = FinalLayer(hidden_size, patch_size, self.out_channels)
         self.run_blocks: Callable[[nn.ModuleList, Tensor, Tensor], Tensor] = run_blocks
         self.part: tuple[int, int] = (0, 1)
-        self.initialize_weights()
+        # As the reference does. A run draws each parameter by its name instead (``draws``).
+        for name, p in self.named_parameters():
+            start(name, p)
 
     def forward(
         self, x_BCHW: Tensor, t_B: Tensor, y_B: Tensor, drop_B: Tensor | None = None
@@ -328,40 +330,3 @@ class DiT(nn.Module):
         x = x_BTP.unflatten(2, (self.patch_size, self.patch_size, self.out_channels))
         x = x.unflatten(1, (-1, self.grid)).permute(0, 5, 1, 3, 2, 4)
         return x.reshape(len(x), self.out_channels, -1, self.grid * self.patch_size)
-
-    def initialize_weights(self) -> None:
-        """Initialize every parameter as the reference does, with torch's generator.
-
-        A model on storage from ``to_empty`` needs only this call. A run samples each parameter by
-        its name instead (``draws``).
-        """
-        for name, p in self.named_parameters():
-            start(name, p)
-
-
-def make(
-    preset: str,
-    *,
-    input_size: int,
-    channels: int,
-    classes: int,
-    learn_sigma: bool = True,
-    class_dropout: float = 0.1,
-) -> DiT:
-    """Return a DiT on torch's current default device.
-
-    Args:
-        preset: a name in ``harness.subjects.dit.presets.PRESETS``, or a size (``shape_of``).
-        learn_sigma: the objective's; doubles the output channels.
-        class_dropout: without dropout (0) the label table has no null row; other values are
-            equivalent.
-
-    Raises:
-        ValueError: an unknown preset, or a patch that does not tile the input.
-    """
-    shape = shape_of(preset)
-    shape.tokens(input_size)
-    return DiT(
-        input_size, shape.patch_size, channels, shape.hidden_size, shape.depth,
-        shape.num_heads, shape.mlp_ratio, class_dropout, classes, learn_sigma,
-    )  # fmt: skip

@@ -1,22 +1,23 @@
-"""DiT sizes, and the parameters and FLOPs that follow from them. Imports no torch.
-
-Source: Peebles & Xie 2022, arXiv:2212.09748, table 1. The paper's "Gflops" are multiply-adds; FLOPs
-here count a multiply-add as two.
-"""
+"""DiT sizes (Peebles & Xie 2022, arXiv:2212.09748, table 1), and the facts that follow from them.
+Imports no torch."""
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from strategies.base import BadInput, Sizes
-from strategies.subject import MOST_BLOCKS
+from strategies.subject import MOST_BLOCKS, DataFacts
+from strategies.survey import Attended, Survey
 
 FREQUENCIES = 256
 """Width of the sinusoidal timestep embedding, the same in every preset."""
+TARGETS = ("attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2")
+"""Linear layers of a block that process tokens; adaLN's process one vector per sample."""
 
 
 @dataclass(frozen=True)
@@ -128,102 +129,40 @@ def _nearest(word: str, known: Iterable[str]) -> str:
     return f"did you mean {close[0]!r}?" if close else f"one of {', '.join(known)}"
 
 
-def _linear(inputs: int, outputs: int) -> int:
-    return inputs * outputs + outputs
-
-
-def largest_block_count(shape: Shape) -> int:
-    """Return the parameters of one transformer block, the least that sharding gathers at once."""
-    d, m = shape.hidden_size, shape.mlp_size
-    attention = _linear(d, 3 * d) + _linear(d, d)
-    return attention + _linear(d, m) + _linear(m, d) + _linear(d, 6 * d)
-
-
-def parameter_count(
-    shape: Shape,
-    input_size: int = 32,
-    channels: int = 4,
-    classes: int = 1000,
-    learn_sigma: bool = True,
-) -> int:
-    """Return the elements of all parameters, with the frozen position table and the null class's
-    row."""
-    frozen = shape.tokens(input_size) * shape.hidden_size
-    return trainable_count(shape, input_size, channels, classes, learn_sigma) + frozen
-
-
-def trainable_count(
-    shape: Shape,
-    input_size: int = 32,
-    channels: int = 4,
-    classes: int = 1000,
-    learn_sigma: bool = True,
-) -> int:
-    """Return the elements of the parameters with gradients: all except the position table."""
-    d, area = shape.hidden_size, shape.patch_size**2
-    embedders = _linear(channels * area, d) + _linear(FREQUENCIES, d) + _linear(d, d)
-    labels = (classes + 1) * d
-    final = _linear(d, area * channels * (1 + learn_sigma)) + _linear(d, 2 * d)
-    return embedders + labels + shape.depth * largest_block_count(shape) + final
-
-
-def sizes(
-    shape: Shape,
-    input_size: int = 32,
-    channels: int = 4,
-    classes: int = 1000,
-    learn_sigma: bool = True,
-) -> Sizes:
-    """Return the sizes that determine an engine's buffers, with every weight trained."""
-    d, m = shape.hidden_size, shape.mlp_size
-    block = (3 * d * d, d * d, d * m, m * d, 6 * d * d)
-    patch = channels * shape.patch_size**2
-    ends: tuple[int, ...] = (patch * d, FREQUENCIES * d, d * d, (classes + 1) * d)
-    ends += (2 * d * d, patch * (1 + learn_sigma) * d)
-    weights = block * shape.depth + ends
-    return Sizes(
-        total=trainable_count(shape, input_size, channels, classes, learn_sigma),
-        block=largest_block_count(shape),
-        tensor=max(weights),
-        bias=6 * d,
-        weights=weights,
+@functools.lru_cache(maxsize=64)
+def survey(
+    shape: Shape, data: DataFacts, learn_sigma: bool, class_dropout: float, words: int = 0
+) -> Survey:
+    """Return what a survey of the DiT finds, in closed form; ``words``: of a DiT over tokens."""
+    d, m, tokens = shape.hidden_size, shape.mlp_size, shape.tokens(data.input_size)
+    patch = data.channels * shape.patch_size**2
+    # (inputs, outputs, rows of a sample) of each linear layer. A patch embedding is one.
+    begin = [(FREQUENCIES, d, 1), (d, d, 1)]
+    block = [(d, 3 * d, tokens), (d, d, tokens), (d, m, tokens), (m, d, tokens), (d, 6 * d, 1)]
+    end = [(d, words or patch * (1 + learn_sigma), tokens), (d, 2 * d, 1)]
+    if not words:
+        begin.insert(0, (patch, d, tokens))
+    layers = [*begin, *block * shape.depth, *end]
+    weights = [inputs * outputs for inputs, outputs, _ in layers]
+    weights.insert(len(begin), (data.classes + (class_dropout > 0)) * d)  # the table of labels
+    if words:
+        weights.insert(0, (words + 1) * d)  # of tokens
+    trained = sum(weights) + sum(outputs for _, outputs, _ in layers)
+    attended = Attended(shape.num_heads, tokens, tokens, d // shape.num_heads)
+    products = sum(inputs * outputs * rows for inputs, outputs, rows in layers)
+    return Survey(
+        parameters=trained + tokens * d,  # with the frozen table of positions
+        sizes=Sizes(
+            total=trained,
+            block=sum((inputs + 1) * outputs for inputs, outputs, _ in block),
+            tensor=max(weights),
+            bias=max(outputs for _, outputs, _ in layers),
+            weights=tuple(weights),
+        ),
+        flops=2 * products + 4 * shape.depth * tokens**2 * d,
+        depth=shape.depth,
+        linears=tuple(f"blocks.{i}.{name}" for i in range(shape.depth) for name in TARGETS),
+        products=len(block) * shape.depth,
+        attention=(attended,) * shape.depth,
+        inner=m,
     )
-
-
-def forward_flops(
-    shape: Shape,
-    input_size: int = 32,
-    channels: int = 4,
-    batch: int = 1,
-    learn_sigma: bool = True,
-) -> int:
-    """Return the FLOPs (2 x multiply-adds) of one forward pass over ``batch`` samples.
-
-    They count every matrix product: patch embedding, timestep MLP, adaLN, qkv, both attention
-    products, projection, MLP and final layer. Elementwise work is excluded, as in the paper and in
-    torch's FlopCounterMode, with which the result agrees exactly.
-    """
-    tokens, d, m = shape.tokens(input_size), shape.hidden_size, shape.mlp_size
-    patch = channels * shape.patch_size**2
-    conditioning = FREQUENCIES * d + d * d
-    attention = tokens * (3 * d * d + d * d) + 2 * tokens * tokens * d
-    block = attention + 2 * tokens * d * m + 6 * d * d
-    final = tokens * d * patch * (1 + learn_sigma) + 2 * d * d
-    macs = tokens * patch * d + conditioning + shape.depth * block + final
-    return 2 * batch * macs
-
-
-def train_flops(
-    shape: Shape,
-    input_size: int = 32,
-    channels: int = 4,
-    batch: int = 1,
-    learn_sigma: bool = True,
-) -> int:
-    """Return the model FLOPs of one training step: 3 x forward (backward has two products for each
-    one).
-
-    Work that a strategy repeats (activation recompute) is excluded. Otherwise a strategy would seem
-    faster by doing more (the MFU convention of PaLM, arXiv:2204.02311, appendix B).
-    """
-    return 3 * forward_flops(shape, input_size, channels, batch, learn_sigma)

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from harness.subjects.dit import presets
-from strategies.base import BadInput, Sizes
-from strategies.subject import Dimensions, Shaping, Subject
+from strategies.base import BadInput
+from strategies.subject import Shaping, Stripes, Subject
+from strategies.survey import Survey
 
 if TYPE_CHECKING:
     import torch
@@ -17,9 +18,6 @@ if TYPE_CHECKING:
 
     from strategies.initial import Draw
 
-
-TARGETS = ("attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2")
-"""Linear layers of a block that process tokens; adaLN's process one vector per sample."""
 
 LARGEST_SIDE = 1024
 """Limit of a search: elements of a latent's side (8192 pixels)."""
@@ -29,22 +27,17 @@ LARGEST_SIDE = 1024
 class Dit(Subject):
     """A preset, or one with other sizes: ``DiT-S/4:depth=24``."""
 
-    parts: ClassVar[frozenset[str]] = frozenset(
-        (
-            "attend",
-            "chain",
-            "halves",
-            "head",
-            "label_table",
-            "layers",
-            "sized",
-            "ends",
-            "stripes",
-            "token_blocks",
-        )
-    )
+    parts: ClassVar[Mapping[str, str]] = {
+        "head": "final_layer",
+        "label_table": "y_embedder.embedding_table",
+        **dict.fromkeys(
+            ("attend", "chain", "ends", "halves", "layers", "sized", "stripes", "token_blocks"), ""
+        ),
+    }
     objectives: ClassVar[tuple[str, ...]] = ("epsilon", "flow")
     random_blocks: ClassVar[bool] = False
+    words: ClassVar[int] = 0
+    """Size of the vocabulary, of a model of tokens."""
 
     @property
     def name(self) -> str:
@@ -56,12 +49,7 @@ class Dit(Subject):
         return presets.shape_of(self.model)
 
     @property
-    def learn_sigma(self) -> bool:
-        """Return whether the model predicts the variance too, as the epsilon objective requires."""
-        return self.objective == "epsilon"
-
-    @property
-    def tile(self) -> int:
+    def tile(self) -> int:  # type: ignore[override]  # of each size
         return self.shape.patch_size
 
     def check(self) -> None:
@@ -72,26 +60,26 @@ class Dit(Subject):
                 "latents; take another patch, or other --data"
             )
 
-    # ---- identity ----
+    @property
+    def survey(self) -> Survey:
+        sigma = self.objective == "epsilon"
+        return presets.survey(self.shape, self.data, sigma, self.class_dropout, self.words)
 
     def make(self) -> nn.Module:
-        from harness.subjects.dit import model
+        from harness.subjects.dit.model import DiT
 
-        return model.make(self.model, **self._options())
+        # The epsilon objective needs a variance too.
+        return DiT(**self._sizes(), learn_sigma=self.objective == "epsilon")
+
+    def _sizes(self) -> dict[str, Any]:
+        data = {"input_size": self.data.input_size, "num_classes": self.data.classes}
+        data["in_channels"] = self.data.channels
+        return {**vars(self.shape), **data, "class_dropout_prob": self.class_dropout}
 
     def draws(self, seed: int, init: str) -> Draw:
-        from harness.subjects.dit import model as start
+        from harness.subjects.dit import model
 
-        return start.draws(seed, init)
-
-    def _options(self) -> dict[str, Any]:
-        return {
-            "input_size": self.data.input_size,
-            "channels": self.data.channels,
-            "classes": self.data.classes,
-            "learn_sigma": self.learn_sigma,
-            "class_dropout": self.class_dropout,
-        }
+        return model.draws(seed, init)
 
     def small(self) -> Dit:
         data = dataclasses.replace(self.data, input_size=32)
@@ -118,65 +106,12 @@ class Dit(Subject):
         own = self.data.input_size
         return [({"data": f"synthetic:{side}"}, (side / own) ** 2) for side in tiles]
 
-    # ---- facts from the sizes ----
-
-    @property
-    def parameters(self) -> int:
-        return presets.parameter_count(self.shape, *self._data())
-
-    @property
-    def sizes(self) -> Sizes:
-        return presets.sizes(self.shape, *self._data())
-
-    @property
-    def dimensions(self) -> Dimensions:
-        shape = self.shape
-        tokens = shape.tokens(self.data.input_size)
-        return Dimensions(
-            shape.depth, shape.hidden_size, shape.num_heads, tokens, inner=shape.mlp_size
-        )
-
-    @property
-    def linears(self) -> tuple[str, ...]:
-        return tuple(f"blocks.{i}.{name}" for i in range(self.shape.depth) for name in TARGETS)
-
-    @property
-    def attention_linears(self) -> tuple[str, ...]:
-        return tuple(name for name in self.linears if ".attn." in name)
-
-    @property
-    def idle(self) -> tuple[str, ...]:
-        return ()
-
-    @property
-    def lent(self) -> tuple[str, ...]:
-        return ()
-
-    def _data(self) -> tuple[int, int, int, bool]:
-        return (self.data.input_size, self.data.channels, self.data.classes, self.learn_sigma)
-
-    # ---- modules ----
-
     def groups(self, module: nn.Module) -> list[Sequence[nn.Module]]:
         return [module.blocks]
 
-    def dtype(self, module: nn.Module) -> torch.dtype:
-        return module.pos_embed.dtype  # it is never quantised or adapted
-
-    def head(self, module: nn.Module) -> nn.Module:
-        return module.final_layer
-
-    def label_table(self, module: nn.Module) -> nn.Embedding:
-        return module.y_embedder.embedding_table
-
-    # ---- output ----
-
     @property
-    def most_stripes(self) -> int:
-        return self.data.input_size // self.shape.patch_size
-
-    def cut(self, samples: Tensor, part: int, parts: int) -> Tensor:
-        return samples.chunk(parts, dim=2)[part]  # stripes of rows: tokens are in order of rows
+    def stripes(self) -> Stripes:
+        return Stripes(2, self.data.input_size // self.tile)  # of rows: tokens are in their order
 
     def take_part(self, module: nn.Module, part: int, parts: int) -> None:
         module.part = (part, parts)
@@ -208,7 +143,10 @@ def is_named(model: str) -> bool:
 class TokenDit(Dit):
     """A DiT that predicts hidden tokens; its name has the size of the vocabulary."""
 
-    parts: ClassVar[frozenset[str]] = Dit.parts - {"sized"} | {"vocabulary"}
+    parts: ClassVar[Mapping[str, str]] = {
+        **{part: path for part, path in Dit.parts.items() if part != "sized"},
+        "vocabulary": "final_layer.linear",
+    }
     objectives: ClassVar[tuple[str, ...]] = ("masked",)
     brings_samples: ClassVar[bool] = True
 
@@ -227,8 +165,7 @@ class TokenDit(Dit):
             raise BadInput(f"model {self.model}: tokens is {value!r}; once, a whole number from 2")
 
     @property
-    def words(self) -> int:
-        """Return the size of the vocabulary."""
+    def words(self) -> int:  # type: ignore[override]  # of each size
         named = self.model.partition(KEY)[2]
         return int(named.partition(",")[0])
 
@@ -242,25 +179,14 @@ class TokenDit(Dit):
     def size_in_words(self) -> str:
         return f"{self.data.sample_shape[0]} tokens"
 
-    # ---- identity, from one forward pass ----
-
-    parameters, sizes = Subject.parameters, Subject.sizes
-    train_flops = Subject.train_flops
-
     def make(self) -> nn.Module:
-        from harness.subjects.dit import token_model
+        from harness.subjects.dit.token_model import TokenDiT
 
-        options = {**self._options(), "learn_sigma": False}
-        return token_model.make(self.shape, self.words, **options)
+        return TokenDiT(self.words, **self._sizes() | {"in_channels": 1})
 
     def small(self) -> TokenDit:
         data = dataclasses.replace(self.data, input_size=32, shape=(16,))
         return dataclasses.replace(self, model="DiT-T/8:tokens=64", data=data)
-
-    def vocabulary(self, module: nn.Module) -> Any:
-        return getattr(module.final_layer, "linear", None)
-
-    # ---- samples and loss ----
 
     def samples(self) -> dict[str, Tensor]:
         import torch
@@ -278,8 +204,9 @@ class TokenDit(Dit):
         tokens = torch.arange(x.shape[-1], device=device) % self.words
         return tokens.expand(1, 2, -1), t_B, conditions
 
-    def cut(self, samples: Tensor, part: int, parts: int) -> Tensor:
-        return samples.chunk(parts, dim=-1)[part]  # rows follow one another
+    @property
+    def stripes(self) -> Stripes:
+        return super().stripes._replace(axis=-1)  # rows follow one another
 
     def predict(self, model: Any, x: Tensor, t_B: Tensor, conditions: Mapping[str, Tensor]) -> Any:
         """Return the loss of tokens and targets ``x`` [B, 2, T], or the logits [B, V, T] of tokens
@@ -288,6 +215,3 @@ class TokenDit(Dit):
             return model(x, t_B, conditions["y"], conditions.get("drop")).transpose(1, 2)
         seen, wanted = x.unbind(1)
         return model(seen, t_B, conditions["y"], conditions.get("drop"), wanted)
-
-    def groups(self, module: nn.Module) -> list[Sequence[nn.Module]]:
-        return [module.blocks]

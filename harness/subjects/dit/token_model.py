@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from harness.subjects.dit.model import DiT, FinalLayer
-from harness.subjects.dit.presets import Shape
 from strategies.losses.functions import Function, full
 
 TARGETS = 4
@@ -65,13 +64,10 @@ class TokenHead(FinalLayer):
 class TokenDiT(DiT):
     """A DiT whose samples are tokens."""
 
-    def __init__(self, shape: Shape, words: int, **options: Any) -> None:
-        super().__init__(
-            options["input_size"], shape.patch_size, 1, shape.hidden_size, shape.depth,
-            shape.num_heads, shape.mlp_ratio, options["class_dropout"], options["classes"], False,
-        )  # fmt: skip
-        self.x_embedder = TokenEmbed(words, shape.hidden_size)
-        self.final_layer = TokenHead(shape.hidden_size, words)
+    def __init__(self, words: int, **sizes: Any) -> None:
+        super().__init__(**sizes, learn_sigma=False)
+        self.x_embedder = TokenEmbed(words, sizes["hidden_size"])
+        self.final_layer = TokenHead(sizes["hidden_size"], words)
 
     def forward(
         self,
@@ -113,8 +109,3 @@ class TokenDiT(DiT):
         targets_BT = given[TARGETS] if len(given) > TARGETS else None
         out = self.final_layer(x_BTD, c_BD, targets_BT)
         return out if targets_BT is None else out.float().reshape(1) / targets_BT.numel()
-
-
-def make(shape: Shape, words: int, **options: Any) -> TokenDiT:
-    """Return a DiT over a vocabulary of ``words``, on torch's current default device."""
-    return TokenDiT(shape, words, **options)

@@ -19,7 +19,7 @@ from harness.json_files import read_json
 from harness.subjects.library import families
 from harness.subjects.library.families import FAMILIES, Family, Space
 from strategies.base import BadInput, Sizes
-from strategies.subject import DataFacts, Shaping, Subject
+from strategies.subject import DataFacts, Shaping, Stripes, Subject
 from strategies.survey import Survey
 
 if TYPE_CHECKING:
@@ -109,8 +109,6 @@ LAYERS = "llama_layers"
 """Key of the configuration with the layer of the text encoder that each block takes."""
 LINEARS = Path(__file__).with_name("linears.json")
 """Names of the presets' linear layers, as their surveys find them (tests/subjects)."""
-ADAPTED = ("to_q", "to_k", "to_v", "to_out.0", "to_out")
-"""Suffixes of the layers that the library's LoRA scripts adapt."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,7 +121,6 @@ class Library(Subject):
     that this one represents in a prediction; empty: itself.
     """
 
-    objectives: ClassVar[tuple[str, ...]] = ("flow", "epsilon", "velocity")
     needs: ClassVar[tuple[str, ...]] = ("diffusers",)
     brings_samples: ClassVar[bool] = True
 
@@ -150,10 +147,6 @@ class Library(Subject):
         given = fields | {"data": facts, "kind": family.name, "settings": settings}
         return cls(**given, space=space, factor=down)
 
-    @classmethod
-    def usual_objective(cls, shaping: Shaping, model: str) -> str:
-        return families.find(model, shaping.config).family.objectives[0]
-
     # ---- identity ----
 
     @property
@@ -167,14 +160,19 @@ class Library(Subject):
         return json.loads(self.settings)
 
     @property
-    def parts(self) -> frozenset[str]:  # type: ignore[override]  # of each configuration
-        shared = self.family.shares(self.config)
-        stripes = ("stripes",) if shared else ()
-        sized = ("sized",) if len(self.depths) == 1 else ()
-        head = ("head",) if self.family.head else ()
-        layers = ("layers",) if all(self.depths.values()) else ()
-        plan = ("tp_plan",) if self.kind in PLANNED else ()
-        return frozenset((*plan, *stripes, *sized, *head, *layers))
+    def parts(self) -> dict[str, str]:  # type: ignore[override]  # of each configuration
+        has = {
+            "tp_plan": self.kind in PLANNED,
+            "stripes": self.family.shares(self.config),
+            "sized": len(self.depths) == 1,
+            "layers": all(self.depths.values()),
+            "head": self.family.head,
+        }
+        return {part: str(path) for part, path in has.items() if path}
+
+    @property
+    def objectives(self) -> tuple[str, ...]:  # type: ignore[override]  # of each class
+        return self.family.objectives
 
     @property
     def random_blocks(self) -> bool:  # type: ignore[override]  # of each configuration
@@ -265,11 +263,6 @@ class Library(Subject):
         return getattr(module, names[0])[0]
 
     def check(self) -> None:
-        if self.objective not in self.family.objectives:
-            raise BadInput(
-                f"model {self.model} cannot be trained to {self.objective!r}; give --objective "
-                f"{' or '.join(self.family.objectives)}"
-            )
         # Without rotary embeddings CogVideoX adds one table for all tokens, text and video.
         if self.kind == "CogVideoXTransformer3DModel" and not self.config.get(
             "use_rotary_positional_embeddings", False
@@ -281,9 +274,13 @@ class Library(Subject):
                 )
 
     def make(self) -> nn.Module:
+        from harness.subjects.library import calls
+        from strategies import initial
+
         try:
             taken = {k: v for k, v in self.config.items() if k not in self.family.own}
-            module = _class(self.kind)(**taken)
+            whole = functools.partial(_class(self.kind), **taken)
+            module = calls.shell(whole) if initial.is_valueless() else whole()
         except (TypeError, ValueError, AttributeError) as error:
             raise BadInput(f"model {self.model}: {self.kind} cannot be built: {error}") from error
         for part in module.modules():
@@ -291,15 +288,8 @@ class Library(Subject):
                 # The batch withholds labels, the same on every engine.
                 part.dropout_prob = 0.0
         if self.family.routed:
-            from harness.subjects.library import calls
-
             calls.route_evenly(module)
         return module
-
-    def shell(self) -> nn.Module:
-        from harness.subjects.library import calls
-
-        return calls.shell(self.make)
 
     def draws(self, seed: int, init: str) -> Draw:
         from harness.subjects.library import calls
@@ -361,29 +351,20 @@ class Library(Subject):
             )
         return super().linears
 
-    @property
-    def attention_linears(self) -> tuple[str, ...]:
-        return tuple(name for name in self.linears if name.endswith(ADAPTED))
-
     # ---- modules ----
 
     def groups(self, module: nn.Module) -> list[Sequence[nn.Module]]:
         return [getattr(module, name) for name in self.family.depths]
 
-    def head(self, module: nn.Module) -> nn.Module:
-        return module.get_submodule(self.family.head)
-
     # ---- samples and output ----
 
     @property
-    def most_stripes(self) -> int:
-        by_height = self.family.stripes == "height"
-        rows = self.space.height // self.family.tile if by_height else self.data.sample_shape[0]
-        return math.gcd(rows, self.space.text) if self.family.joint else rows
-
-    def cut(self, samples: Tensor, part: int, parts: int) -> Tensor:
-        axis = samples.ndim - 2 if self.family.stripes == "height" else 1
-        return samples.chunk(parts, dim=axis)[part]
+    def stripes(self) -> Stripes:
+        if self.family.stripes == "height":
+            axis, rows = -2, self.space.height // self.family.tile
+        else:
+            axis, rows = 1, self.data.sample_shape[0]
+        return Stripes(axis, math.gcd(rows, self.space.text) if self.family.joint else rows)
 
     def take_part(self, module: nn.Module, part: int, parts: int) -> None:
         from harness.subjects.library import calls

@@ -29,7 +29,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from strategies.activations.runners import runner_of, surround
-from strategies.subject import Subject
+from strategies.subject import Subject, attentions
 
 Attended = Callable[[Tensor, Tensor, Tensor], Tensor]
 HEADS, TOKENS = 1, 2
@@ -134,5 +134,5 @@ def connect(module: Any, subject: Subject, group: Any) -> None:
     if "attend" not in subject.parts:
         runner_of(module, Exchanging).group = group
         return
-    for layer in subject.attentions(module):
+    for layer in attentions(module):
         layer.attend = Ulysses(layer.attend, group)

@@ -52,14 +52,14 @@ class SequenceParallel(Strategy):
                 return "torch's attention was not tried with parts of both; leave sp or tp out"
             if any(a.queries == self.ranks * a.keys for a in subject.survey.attention):
                 return "a part would be as long as the text, and taken for it; take other ranks"
-        most = subject.most_stripes
+        most = subject.stripes.most
         if most % self.ranks:
             fitting = [str(n) for n in range(2, most + 1) if most % n == 0]
             return (
                 f"samples of {most} rows of tokens are not {self.ranks} equal stripes; "
                 f"take ranks of {' or '.join(fitting) or 'none'}, or another resolution or text"
             )
-        heads = subject.dimensions.heads // launch.tensor
+        heads = subject.survey.widest.heads // launch.tensor
         if heads % self.ranks:
             of = f" on each rank of tp:ranks={launch.tensor}" if launch.tensor > 1 else ""
             fitting = [str(n) for n in range(2, heads + 1) if heads % n == most % n == 0]

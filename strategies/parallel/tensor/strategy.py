@@ -44,7 +44,7 @@ class TensorParallel(Strategy):
 
     def refuses(self, launch: RunContext) -> str | None:
         subject = launch.subject
-        if not subject.parts & {"halves", "tp_plan"}:
+        if not subject.parts.keys() & {"halves", "tp_plan"}:
             part = "tp_plan" if subject.needs else "halves"
             return subject.lacks(part, "leave tp out, or take fsdp2")
         fault = super().refuses(launch) or uneven(launch) or self._uneven(subject)
@@ -59,10 +59,10 @@ class TensorParallel(Strategy):
     def _uneven(self, subject: Subject) -> str | None:
         """Return why heads or inner features cannot be dealt to ``ranks``; those of a plan are read
         off a model without memory."""
-        size = subject.dimensions
-        counts = [(size.heads, "heads"), (size.inner, INNER)]
+        size = subject.survey
+        counts = [(size.widest.heads, "heads"), (size.inner, INNER)]
         if "tp_plan" in subject.parts:
-            counts = [(size.heads, "heads"), *((n, INNER) for n in _pieces(subject))]
+            counts = [(size.widest.heads, "heads"), *((n, INNER) for n in _pieces(subject))]
         most = math.gcd(*(number for number, _ in counts))
         fitting = [str(n) for n in range(2, most + 1) if most % n == 0]
         way = f"take ranks of {' or '.join(fitting)}" if fitting else "leave tp out"
