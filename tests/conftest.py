@@ -122,21 +122,14 @@ def launchable(names: Iterable[str], often: Container[str] | None = None) -> lis
 
 
 class OnDemand(dict[str, Any]):
-    """Values made when first read. An exception is kept, and raised by each later read."""
+    """Values made when first read."""
 
     def __init__(self, make: Callable[[str], Any]) -> None:
         super().__init__()
         self._make = make
-        self._failed: dict[str, Exception] = {}
 
     def __missing__(self, name: str) -> Any:
-        if name in self._failed:
-            raise self._failed[name]
-        try:
-            self[name] = self._make(name)
-        except Exception as error:
-            self._failed[name] = error
-            raise
+        self[name] = self._make(name)
         return self[name]
 
 
@@ -238,8 +231,7 @@ def hold_apart(row: Result, reference: Result) -> None:
 
 
 def hold_alike(found: Mapping[str, Any], wanted: Mapping[str, Any], most: float = 1e-6) -> None:
-    """Weights by name. Adam divides by a gradient's own size: if that is near eps, rounding
-    shows."""
+    """Weights by name. Where a gradient is as small as Adam's eps, rounding shows."""
     assert found.keys() == wanted.keys()
     far = {name: float((found[name] - weight).abs().mean()) for name, weight in wanted.items()}
     assert {name: value for name, value in far.items() if value >= most} == {}
@@ -295,8 +287,7 @@ def living() -> list:
 
 
 def traced_here(train_here, spec: Spec, steps: int = 2):
-    """A run of so many steps, and the categories of a traced one more; what other tests
-    have left is not in it."""
+    """A run of so many steps, and the categories of one more, without what other tests left."""
     from harness.memory.traced_step import trace_step
     from harness.worker.loop import optimizer_step
 

@@ -1,5 +1,4 @@
-"""Pages that are generated from code and published results (``python -m docs.make.parts``), and
-plans that pages show: what the command prints, from recorded predictions alone."""
+"""Parts of pages that code generates (``python -m docs.make.parts``), and plans that pages show."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""The pages themselves: links and anchors lead somewhere, files that are named are there, commands
-parse as the command line parses them. Each check is shown to fail, too."""
+"""Pages: links lead somewhere, named files are there, commands parse; each check can fail."""
 
 from __future__ import annotations
 

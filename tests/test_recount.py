@@ -1,5 +1,4 @@
-"""The ten numbers of each ranking are recounted from raw results by code that shares nothing with
-the reports'; a fault injected into each is seen."""
+"""The numbers of each ranking are recounted from raw results; a fault in each is seen."""
 
 from __future__ import annotations
 

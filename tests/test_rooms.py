@@ -1,5 +1,4 @@
-"""The house: imports point one way between rooms, nothing imports itself by others, and an engine
-is known in its own file alone. Read from the sources, without running them."""
+"""Imports point one way between rooms; an engine is known in its own file alone."""
 
 from __future__ import annotations
 
@@ -98,8 +97,7 @@ def test_nothing_imports_itself_by_others(house):
 
 
 def test_what_a_worker_runs_makes_kept_results_stale(house):
-    """By rooms, so that no list of files has to be kept: ``system`` says what a machine is, and a
-    result is keyed by its answers."""
+    """By rooms; a result is keyed by what ``system`` says of the machine."""
     reached, waiting = set(), ["harness.train"]
     while waiting:
         module = waiting.pop()

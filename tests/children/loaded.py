@@ -1,5 +1,4 @@
-"""What one rank has when a recipe is set up: ``loaded-RANK.json`` has the digest of first weights,
-bytes of tensors at the peak of "load", and parameters that are not the subject's draws.
+"""Bytes of one rank's tensors at the peak of "load", in ``loaded-RANK.json``.
 
 Started by accelerate instead of ``harness.train``. With ``WHOLE`` set the subject draws nothing by
 name.
@@ -28,19 +27,9 @@ def main() -> None:
     accelerator = setup.make_accelerator(resolved)
     feed, tracer = setup.build_feed(resolved, accelerator), Tracer({"cpu": "device"})
     with tracer:
-        run = setup.prepare(resolved, feed, accelerator, options.out / "nvme", tracer.enter)
-    wanted = dict(setup.build_model(resolved).named_parameters())
-    names = [n for n, _ in run.module.named_parameters()]
-    whole = run.engine.whole(run, list(run.module.parameters()))
-    # An adapter's layer has another name, and the adapter is not the subject's.
-    first = {
-        n.replace(".base_layer", ""): p.detach().clone() for n, p in zip(names, whole, strict=True)
-    }
-    odd = [n for n, p in first.items() if n in wanted and not p.equal(wanted[n].to(p.dtype))]
-    odd += sorted(wanted.keys() - first.keys())
+        setup.prepare(resolved, feed, accelerator, options.out / "nvme", tracer.enter)
     peak = phase_peaks(tracer.record, "device")["load"]
-    found = {"digest": run.digest, "peak": peak, "odd": odd}
-    write_json(options.out / f"loaded-{os.environ['RANK']}.json", found)
+    write_json(options.out / f"loaded-{os.environ['RANK']}.json", peak)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -57,22 +58,10 @@ def crossed(trained: TrainingRun) -> dict[str, str]:
     return found
 
 
-PRETENCES = {
-    "zero1": ["zero2", "zero2_offload"],
-    "zero2": ["zero1", "zero2_offload"],
-    "zero3": ["zero3_offload"],
-    "zero1_offload": ["zero1"],
-    "zero2_offload": ["zero2"],
-    "zero3_offload": ["zero3", "zero3_nvme"],
-}
-"""Launch -> others that differ from it in flags of DeepSpeed."""
-
-
 def pretended(trained: TrainingRun) -> dict[str, str]:
-    """Answers to other launches, with every flag of DeepSpeed's set as those would: what was done
-    is still what was done."""
+    """Answers to other launches with DeepSpeed's flags as theirs: what was done is still that."""
     found = {}
-    for name in PRETENCES.get(trained.launch.sharding, ()):
+    for name in os.environ.get("PRETEND", "").split():
         launch = parse(name).launch("cpu", trained.launch.processes, trained.subject)
         with flags_as(launch.engine, trained.model):
             found[name] = answer(name, dataclasses.replace(trained, launch=launch))

@@ -88,6 +88,8 @@ BAD = {
     "atlas --models flux-def --out {p}/results": "not a public model; did you mean",
     "atlas --models flux-dev --cards H100 --out {p}/results": "is several cards",
     "atlas --models flux-dev --gpus 0 --out {p}/results": "give --gpus at least 1",
+    "script --out {p}/r -- accelerate launch train.py": "train.py",
+    "script --out {p}/r --": "train.py",
     "lint {p}/none.json": "No such file or directory; name a DeepSpeed JSON file",
     "calibrate --device cuda --out {p}/results":
         "device is cuda, but torch sees no GPU here; use --device cpu",

@@ -234,16 +234,14 @@ from harness.api import BadInput, load_results, plan
 rows = plan("DiT-XL/2", "24GiB", recipes=["ddp+bf16", "zero3+bf16"], gpus=8)
 print([(row.recipe, row.need_low_bytes < row.need_bytes < row.need_high_bytes) for row in rows])
 print([row.answer for row in rows], len(load_results({str(RESULTS)!r})) > 8)
-for wrong in (lambda: plan("DiT-S/4", "L40S"), lambda: load_results(".")):
-    try:
-        wrong()
-    except BadInput as error:
-        print(error)
-print("torch" in sys.modules)
+try:
+    plan("DiT-S/4", "L40S")
+except BadInput as error:
+    print(error, "torch" in sys.modules)
 """
     done = started(clean, tmp_path, ["python", "-c", code])
     assert done.returncode == 0, done.stderr
-    rows, answers, unrecorded, empty, torch = done.stdout.splitlines()
+    rows, answers, unrecorded = done.stdout.splitlines()
     assert rows == "[('zero3+bf16', True), ('ddp+bf16', True)]"
-    assert answers == "[True, False] True" and INSTALL in unrecorded
-    assert "no results in it" in empty and torch == "False"
+    assert answers == "[True, False] True"
+    assert INSTALL in unrecorded and unrecorded.endswith(" False")

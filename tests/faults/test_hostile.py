@@ -1,5 +1,4 @@
-"""Files and words from somebody else's hand: each reader reads, or refuses in one line and exit 2,
-within bounds of time and memory; what is written stays where it belongs."""
+"""Files and words from somebody else: read, or refused in one line, within bounds."""
 
 from __future__ import annotations
 

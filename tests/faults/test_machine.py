@@ -38,8 +38,7 @@ root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount")
 def start(
     out: Path, *recipes: str, runs: str | None = None, how: dict | None = None, **options: str
 ) -> subprocess.Popen:
-    """``./run.sh run`` in a session of its own: as it is, or with rows that end at once but for the
-    one that ``runs`` names (``tests.children.faked``); ``how`` it is started."""
+    """``./run.sh run`` in a session of its own; ``runs``: with rows of ``tests.children.faked``."""
     module = ["harness"] if runs is None else ["tests.children.faked", runs]
     words = ["run", "--recipes", *recipes, "--out", str(out), "--no-predictions"]
     for name, value in {**SETTINGS, **options}.items():

@@ -1,5 +1,4 @@
-"""The noise floor: against values worked out by hand, by simulation, and in every format of a
-report; each with a control that must be told apart, or must not."""
+"""The noise floor: by hand, by simulation, and in every format of a report."""
 
 from __future__ import annotations
 

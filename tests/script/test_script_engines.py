@@ -1,5 +1,4 @@
-"""One script under the launch files of two processes: all compute what ddp does. And scripts that
-cannot be measured, and what their rows say, beside some that only look like it."""
+"""A script under launch files of two processes computes what ddp does; or its row says why not."""
 
 from __future__ import annotations
 
@@ -8,8 +7,6 @@ from conftest import OnDemand, begin, launchable
 
 from harness.report.figures import parity
 from harness.result import Result, Status
-from harness.script.row import Script
-from harness.spec import SpecError
 from tests.made.script_rows import SCRIPTS, edited, measure
 
 CLIP = 0.1
@@ -188,11 +185,3 @@ def test_an_exception_is_shown_from_the_scripts_own_line_on(rows):
     log = rows["exception"].log_tail
     assert "in main" in log and "assert step < 2" in log and "watch.py" not in log
     assert "--steps" in rows["too few steps"].way_out
-
-
-@pytest.mark.parametrize(
-    "words", [["accelerate", "launch", "train.py"], ["--config_file", "x"], []]
-)
-def test_a_launcher_in_the_place_of_a_script_is_refused(tmp_path, words):
-    with pytest.raises(SpecError, match=r"train\.py"):
-        Script.of(["--", *words], tmp_path)

@@ -1,5 +1,4 @@
-"""The catalog as a table: every strategy round-trips as text and shows its evidence in a real
-training (``test_stubs`` takes the effect away)."""
+"""Every strategy round-trips as text, and shows its evidence in a real training."""
 
 from __future__ import annotations
 
@@ -12,11 +11,10 @@ import sys
 
 import pytest
 import torch
-from conftest import SUBJECT, TINY, launchable, observe_here, part_named, showing
+from conftest import TINY, launchable, observe_here, part_named, showing
 
 from harness import ROOT
 from strategies import CATALOG, conflicts, parse, words
-from strategies.activations.checkpoint import Checkpoint
 from strategies.base import Conflict, NotInForce, Sizes
 from strategies.engines.zero.config import buffer_sizes
 from strategies.evidence.rules import effects, settings
@@ -121,13 +119,6 @@ def test_other_spellings_and_hints_name_strategies_that_exist():
         assert parameter in {field.name for field in dataclasses.fields(CATALOG[name])}
     told = re.findall(r"(?:take|write) ([a-z0-9_]+)", " ".join(words.MEANT.values()))
     assert [name for name in told if name not in CATALOG] == []
-
-
-def test_two_parts_may_not_set_the_same_argument(monkeypatch):
-    monkeypatch.setattr(Checkpoint, "accelerator_kwargs", lambda *_: {"mixed_precision": "fp16"})
-    recipe = parse("single+bf16+checkpoint")
-    with pytest.raises(Conflict, match=r"checkpoint sets Accelerator\(mixed_precision"):
-        recipe.accelerator_kwargs(recipe.launch("cpu", 1, SUBJECT))
 
 
 @pytest.mark.parametrize("name", conflicts.table())

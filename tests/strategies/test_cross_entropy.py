@@ -1,5 +1,4 @@
-"""A loss over a vocabulary: each way of computing it gives the loss and the gradients of the plain
-one, in training and of tensors; the model it is the loss of; and what is refused by name."""
+"""A loss over a vocabulary: each way of computing it gives the plain one's, and its gradients."""
 
 from __future__ import annotations
 

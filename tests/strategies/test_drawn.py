@@ -1,5 +1,4 @@
-"""Strategies of a run that draws samples: evidence that is shown, and lost where the effect is; and
-what makes no sense in a workload, refused by name."""
+"""Strategies of a run that draws samples: evidence shown, and lost where the effect is."""
 
 from __future__ import annotations
 

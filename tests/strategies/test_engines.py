@@ -1,5 +1,4 @@
-"""Engines by the contract: what a launch file names, how ranks are used, and a file that is broken
-takes away only the strategies that need it."""
+"""What a launch file names, and what a broken one takes away: the strategies that need it."""
 
 from __future__ import annotations
 

@@ -17,8 +17,7 @@ TOKENS, WIDTH, DEPTH, INPUTS, OUTPUTS = 64, 384, 12, 64, 128
 
 
 def by_hand(inner: int, hidden: int) -> int:
-    """Multiply-adds as two, of one sample's forward: ``inner`` is the width of all heads that are
-    left, ``hidden`` that of the MLP."""
+    """Of one sample's forward: ``inner`` is the width of all heads left, ``hidden`` the MLP's."""
     attention = 2 * TOKENS * TOKENS * inner
     layers = TOKENS * WIDTH * (3 * inner + inner + 2 * hidden)
     blocks = DEPTH * (attention + layers + WIDTH * 6 * WIDTH)

@@ -122,8 +122,7 @@ ALIKE = [TAUGHT, "ddp+block_swap:blocks=3+accumulate", "fsdp2+optimizer_in_backw
 
 @pytest.mark.parametrize("row", ALIKE, indirect=True)
 def test_it_trains_on_two_processes_as_on_one(row, train_here):
-    """Of a teacher that no engine shards; by gradients outside of DDP's buckets, or stepped where
-    they are reduced."""
+    """Taught, or by gradients that go another way than DDP's buckets."""
     part = row.spec.recipe.partition("+")[2] if row.spec.recipe == TAUGHT else "adamw"
     alone = dataclasses.replace(row.spec, recipe=f"single+{part}", processes=1)
     run = train_here(alone, 2)

@@ -1,5 +1,4 @@
-"""Streamed blocks with layers that code outside of their block calls: diffusers' DiT computes its
-output with the embedding of its first block."""
+"""Streamed blocks with layers that code calls outside of them, as diffusers' DiT does."""
 
 from __future__ import annotations
 

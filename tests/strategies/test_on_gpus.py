@@ -1,5 +1,4 @@
-"""What a GPU does otherwise, where its decisions can be seen without one: tensors without memory,
-and a compiler that needs none. ``tests/worker/test_gpu.py`` holds what copies on streams give."""
+"""What a GPU does otherwise, by tensors without memory (worker/test_gpu has real ones)."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Ranks that share samples: real ones held to ddp's losses, norms and updates, each with evidence;
-and the ways in which they can fail to be one training, each of which must be noticed."""
+"""Ranks that share samples are one training, with evidence; where they are not, it is noticed."""
 
 from __future__ import annotations
 

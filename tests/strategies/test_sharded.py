@@ -1,6 +1,4 @@
-"""FSDP2's evidence, on one process that stands for rank 0 of several: shown where it is in force,
-and lost where one of its effects is taken away. Real ranks are in ``test_runs``.
-"""
+"""FSDP2's evidence on one process that stands for rank 0 of several (test_runs has real ones)."""
 
 from __future__ import annotations
 

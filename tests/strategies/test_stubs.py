@@ -33,8 +33,7 @@ ELSEWHERE = {"bf16_master", "compress", "topk", "sp", "tp"}
 
 
 def evidence(name: str, text: str, train_here) -> dict:
-    """What the evidence of part ``name`` finds after two steps and one that was watched, on a
-    machine that has what it needs."""
+    """What part ``name`` finds after two steps and a watched one, where it has what it needs."""
     spec = dataclasses.replace(showing(text), **mission.FITTING.get(name, {}))
     with STAND_INS.get(name, contextlib.nullcontext)():
         run = train_here(spec, 2)

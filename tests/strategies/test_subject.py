@@ -1,5 +1,4 @@
-"""A subject that is no DiT under every strategy: each shows its evidence, or says which part it
-needs that is not there."""
+"""A subject that is no DiT shows each strategy's evidence, or the part that it lacks is named."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Ranks that share weights: real ones held to ddp's losses, norms and updates, each with evidence;
-the ways in which their parts can fail to be one model, each of which must be noticed; and what is
-saved, which is a plain model's."""
+"""Ranks that share weights are one model, with evidence, also when saved; else it is noticed."""
 
 from __future__ import annotations
 
@@ -55,8 +53,7 @@ def flux(recipe: str):
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory) -> tuple[dict[str, Result], Path]:
-    """Name -> result, and where the folders of those names are: each recipe, each sabotage, what
-    was saved after two steps and four, and "again", which goes on from two."""
+    """Name -> result, and the folder; "again" goes on from what "saved" left after two steps."""
     base = tmp_path_factory.mktemp("tensor")
     cases = {recipe: Case(spec_of(recipe)) for recipe in ("ddp", *EQUAL)}
     cases |= {name: Case(spec_of(PLAIN), fault=name) for name in CUT}

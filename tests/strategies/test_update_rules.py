@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -18,39 +19,25 @@ SHAPE, STEPS = (96, 64), 8
 OWN = {"lr": SETTINGS.learning_rate, "weight_decay": SETTINGS.weight_decay}
 
 
-def adamw(params: Any, settings: Settings = SETTINGS) -> Any:
-    return torch.optim.AdamW(params, foreach=False, **settings.adam)
-
-
-def adafactor(params: Any) -> Any:
-    return torch.optim.Adafactor(params, **OWN)
-
-
-def muon(params: Any) -> Any:
-    return torch.optim.Muon(params[:1], momentum=0.95, adjust_lr_fn="match_rms_adamw", **OWN)
-
-
-def sgd(momentum: float) -> Callable[[Any], Any]:
-    return lambda params: torch.optim.SGD(params, momentum=momentum, **OWN)
-
-
+ADAMW = partial(torch.optim.AdamW, foreach=False, **SETTINGS.adam)
+MUON = partial(torch.optim.Muon, momentum=0.95, adjust_lr_fn="match_rms_adamw", **OWN)
 EXACT = 1e-4
 CASES: dict[str, tuple[Callable[[Any], Any], float]] = {
-    "adamw": (adamw, EXACT),
-    "adamw:impl=foreach": (adamw, EXACT),
-    "adamw:impl=plain": (adamw, EXACT),
-    "adam8bit": (adamw, 0.02),
-    "adam8bit:lib=torchao": (adamw, 0.02),
-    "adam4bit": (adamw, 0.25),
-    "adam16bit": (adamw, 0.01),
-    "adafactor": (adafactor, EXACT),
-    "muon": (muon, 0.02),
-    "sgd": (sgd(0.9), EXACT),
-    "sgd:momentum=0.0": (sgd(0.0), EXACT),
-    "adamw_bf16": (adamw, 0.06),
-    "adamw_bf16:write=kahan": (adamw, 0.005),
-    "adafactor:write=stochastic": (adafactor, 0.1),
-    "adam8bit:write=kahan": (adamw, 0.005),
+    "adamw": (ADAMW, EXACT),
+    "adamw:impl=foreach": (ADAMW, EXACT),
+    "adamw:impl=plain": (ADAMW, EXACT),
+    "adam8bit": (ADAMW, 0.02),
+    "adam8bit:lib=torchao": (ADAMW, 0.02),
+    "adam4bit": (ADAMW, 0.25),
+    "adam16bit": (ADAMW, 0.01),
+    "adafactor": (partial(torch.optim.Adafactor, **OWN), EXACT),
+    "muon": (lambda params: MUON(params[:1]), 0.02),
+    "sgd": (partial(torch.optim.SGD, momentum=0.9, **OWN), EXACT),
+    "sgd:momentum=0.0": (partial(torch.optim.SGD, momentum=0.0, **OWN), EXACT),
+    "adamw_bf16": (ADAMW, 0.06),
+    "adamw_bf16:write=kahan": (ADAMW, 0.005),
+    "adafactor:write=stochastic": (partial(torch.optim.Adafactor, **OWN), 0.1),
+    "adam8bit:write=kahan": (ADAMW, 0.005),
 }
 """Part of a recipe -> torch's optimizer of its rule, and the largest relative error: but for 4 bits
 less than AdamW's usual betas (0.04) or no decay (0.13) would make."""
@@ -60,8 +47,7 @@ the others by packages of one file, whose classes, steps and bytes a run checks.
 
 
 def moved(make: Callable[[Any], Any], weights: torch.dtype, rule: torch.dtype) -> torch.Tensor:
-    """How far some steps move a matrix that begins in the type ``weights``; its gradients keep a
-    direction. What an optimizer carries beside a weight counts."""
+    """How far steps move a matrix; what an optimizer carries beside a weight counts."""
     draw = torch.Generator().manual_seed(0)
     first = [torch.randn(shape, generator=draw).to(weights).to(rule) for shape in (SHAPE, (64,))]
     params = [torch.nn.Parameter(value.clone()) for value in first]

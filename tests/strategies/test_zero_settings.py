@@ -1,5 +1,4 @@
-"""ZeRO's further settings, in process: what a launch file may not ask for, and what DeepSpeed lacks
-on a machine."""
+"""What a launch file of ZeRO may not ask for, and what DeepSpeed lacks on a machine."""
 
 from __future__ import annotations
 
@@ -19,8 +18,7 @@ from strategies.launch_file import FOLDER
 
 
 def changed(folder: Path, name: str, **zero) -> Path:
-    """The launch file ``name`` and its JSON with other settings, in a folder of their own; a key
-    that a JSON has outside of its zero_optimization is changed there."""
+    """The launch file ``name`` with other settings in its JSON, in a folder of their own."""
     config, yaml = json.loads((FOLDER / f"{name}.json").read_text()), FOLDER / f"{name}.yaml"
     for key, value in zero.items():
         outside = key in {*config, "activation_checkpointing", "compile"}

@@ -1,5 +1,4 @@
-"""Objectives and the model against the public references' numbers, closed forms and promises that
-strategies build on."""
+"""Objectives and the model against the public references' numbers and closed forms."""
 
 import functools
 import json

@@ -1,5 +1,4 @@
-"""Suites: reading files, deriving specs, the reference measured again, resuming, interruption. A
-fake launcher stands in."""
+"""Suites: files, specs, the reference measured again, resuming; a fake launcher stands in."""
 
 from __future__ import annotations
 
@@ -265,16 +264,6 @@ def test_identity_moves_with_the_spec_alone(tmp_path):
     assert before == identity(latents, here) != mark
     (folder / "0.npy").touch()
     assert identity(latents, here) != before
-
-
-def test_what_a_subject_says_of_itself_is_part_of_both_identities(tmp_path, monkeypatch):
-    asked, here = resolve(Spec(recipe="single", data="synthetic")), machine(tmp_path)
-    marks, files = set(), set()
-    for word in ("", "cafe", "f00d"):
-        monkeypatch.setattr(type(asked.subject), "identity", word)
-        marks.add(identity(asked, here))
-        files.add(pool.path_of(asked, tmp_path))
-    assert len(marks) == len(files) == 3
 
 
 def test_a_row_keeps_its_recipe_and_its_batch_on_any_number_of_processes(suite_file):

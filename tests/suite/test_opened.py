@@ -1,5 +1,4 @@
-"""The files that decide a row of a user's code: recorded in a real run, and compared before the row
-is kept."""
+"""The files that decide a row of a user's code are recorded, and compared before it is kept."""
 
 from __future__ import annotations
 

@@ -151,16 +151,13 @@ def test_what_uses_weights_that_are_not_there_is_told(loaded, monkeypatch):
 
 # -- two processes ----------------------------------------------------------------------------
 
-SHARDED = ["ddp", "zero2+bf16", "zero3+bf16", "zero3+lora", "fsdp2+bf16"]
-
 
 @pytest.fixture(scope="module")
-def ranks(tmp_path_factory) -> Mapping[str, list[dict]]:
-    """What each of two ranks has of each recipe when it is set up; "zero3 whole" is of a subject
-    that draws nothing by name."""
+def peaks(tmp_path_factory) -> Mapping[str, list[int]]:
+    """Bytes at the peak of "load" by recipe and rank; "zero3 whole" draws nothing by name."""
     folder: Path = tmp_path_factory.mktemp("loaded")
 
-    def load(name: str) -> list[dict]:
+    def load(name: str) -> list[int]:
         spec = dataclasses.replace(SPEC, recipe=name.removesuffix(" whole"), processes=2)
         env = {"WHOLE": "1"} if "whole" in name else {}
         case = Case(spec, module="tests.children.loaded", env=env)
@@ -172,22 +169,15 @@ def ranks(tmp_path_factory) -> Mapping[str, list[dict]]:
     return OnDemand(load)
 
 
-@pytest.mark.parametrize("recipe", launchable(SHARDED, {*SHARDED} - {"zero3+lora"}))
-def test_every_engine_begins_with_the_same_weights(recipe, ranks):
-    for rank in ranks[recipe]:
-        assert rank["digest"] == weights_digest(BUILT) and rank["odd"] == []
-
-
 @pytest.mark.parametrize("recipe", launchable(["zero3+bf16", "zero3+lora"], ["zero3+bf16"]))
-def test_under_zero3_no_rank_ever_holds_the_whole_model(recipe, ranks):
+def test_under_zero3_no_rank_ever_holds_the_whole_model(recipe, peaks):
     share = 0.25 if "bf16" in recipe else 0.5
-    for rank in ranks[recipe]:
-        assert 0.9 * share * WHOLE < rank["peak"] < share * WHOLE + SLACK < WHOLE
-    for rank in (*ranks["zero3 whole"], *ranks["ddp"]):
-        assert rank["peak"] >= WHOLE
+    for peak in peaks[recipe]:
+        assert 0.9 * share * WHOLE < peak < share * WHOLE + SLACK < WHOLE
+    assert min(*peaks["zero3 whole"], *peaks["ddp"]) >= WHOLE
 
 
-def test_under_fsdp2_a_block_is_cut_before_the_next_has_its_weights(ranks):
+def test_under_fsdp2_a_block_is_cut_before_the_next_has_its_weights(peaks):
     block = sum(p.nbytes for p in BUILT.blocks[0].parameters())
-    for rank in ranks["fsdp2+bf16"]:  # masters are float32, whatever is gathered
-        assert 0.5 * WHOLE < rank["peak"] < 0.5 * WHOLE + 1.5 * block + SLACK < WHOLE
+    for peak in peaks["fsdp2+bf16"]:  # masters are float32, whatever is gathered
+        assert 0.5 * WHOLE < peak < 0.5 * WHOLE + 1.5 * block + SLACK < WHOLE

@@ -1,5 +1,4 @@
-"""Memory of real pairs of ranks against measures that share nothing with the tracer: the peak of a
-step by c10's allocator, and categories by the formulas of ZeRO."""
+"""Memory of real pairs of ranks, by c10's allocator and by ZeRO's formulas."""
 
 from __future__ import annotations
 

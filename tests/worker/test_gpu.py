@@ -1,5 +1,4 @@
-"""Where there is a GPU: its meter against known tensors, its kernels, and a limit. Whether every
-recipe runs there is for ``./run.sh run --suite check``."""
+"""A GPU's meter, kernels and limit; every recipe there is for ``./run.sh run --suite check``."""
 
 from __future__ import annotations
 

@@ -120,8 +120,7 @@ def gpu(monkeypatch) -> SimpleNamespace:
 
 
 def test_a_gpu_s_use_within_a_phase_counts_though_it_was_given_back(gpu):
-    """NCCL's buffers and libraries' workspaces are gone when the phase ends; nothing looks while
-    steps are timed."""
+    """As NCCL's buffers are when the phase ends; nothing looks while steps are timed."""
     found = meter.CudaMeter(torch.device("cuda", 0))
     for phase, seen in (("backward", 700), ("steady", 90)):
         found.enter(phase)

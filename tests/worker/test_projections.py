@@ -1,5 +1,4 @@
-"""Signed sums: pieces add up to the whole, the signs are the same everywhere, and they see what is
-done to one parameter of many."""
+"""Signed sums: pieces add up to the whole, and the signs are the same everywhere."""
 
 from __future__ import annotations
 

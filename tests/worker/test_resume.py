@@ -130,8 +130,7 @@ class Evil:
 
 @pytest.fixture(scope="module")
 def handed(runs, tmp_path_factory) -> tuple[dict[str, Result], Path]:
-    """Trainings that go on from a checkpoint of zero2 into whose files somebody put a command:
-    ``refused`` as it is asked for, ``trusted`` with --trust."""
+    """Trainings that go on from a checkpoint with a command in it: refused, and trusted."""
     base = tmp_path_factory.mktemp("handed")
     assert runs[0]["straight-zero2"].status is Status.OK
     found = base / "found" / HALF
