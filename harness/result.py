@@ -65,15 +65,16 @@ class Peak:
 
     - ``allocated``: live tensors (GPU: the caching allocator's max_memory_allocated; no GPU: the
     resident high-water mark above the baseline).
-    - ``reserved``, ``active``: counts of the caching allocator; None without a GPU.
+    - ``reserved``: of the caching allocator; None without a GPU.
     - ``process``: on a GPU, bytes that the device counts as used (cudaMemGetInfo) minus those used
     before the run, sampled while the phase runs if its steps are not timed, and at its end. Without
     a GPU, the resident high-water mark of the process.
     """
 
+    ENDED = ("active",)
+
     allocated: int
     reserved: int | None = None
-    active: int | None = None
     process: int | None = None
 
 
@@ -119,8 +120,9 @@ class StepUsage:
     (/proc/stat), in ticks of about 10 ms; 0 if the kernel does not report them.
     """
 
+    ENDED = ("voluntary_switches",)
+
     cpu_seconds: list[float]
-    voluntary_switches: list[int]
     forced_switches: list[int]
     minor_faults: list[int]
     busy_seconds: list[float]
@@ -132,18 +134,18 @@ class Rank:
     """Measurements of one process.
 
     ``phases`` are peaks by ``harness.phases.PEAK_PHASES``; ``phase_seconds`` those of the
-    ``RUN_PHASES`` that had ended. ``host_peak_bytes`` is the process's resident high-water mark.
+    ``RUN_PHASES`` that had ended.
     ``nvme_bytes`` is the size of its swap files at the end. ``step_usage`` has an entry for each of
     ``step_seconds``. ``resident``: class of each model beside the trained one -> bytes.
     """
+
+    ENDED = ("host_peak_bytes", "pinned_bytes")
 
     rank: int
     device: str
     baseline_bytes: int
     phases: dict[str, Peak]
     categories: Categories | None
-    host_peak_bytes: int
-    pinned_bytes: int
     nvme_bytes: int
     warmup_seconds: list[float]
     step_seconds: list[float]
@@ -200,12 +202,12 @@ class GpuSample:
     lowered clock other than the user's settings. ``processes`` counts compute processes.
     """
 
+    ENDED = ("max_sm_clock_hz", "celsius")
+
     when: str
     index: int
     uuid: str
     sm_clock_hz: int
-    max_sm_clock_hz: int
-    celsius: int
     held_back_by: list[str]
     processes: int
 
@@ -214,12 +216,12 @@ class GpuSample:
 class LaunchRecord:
     """Observations of the launching process; ``others`` are other Headrooms' processes."""
 
+    ENDED = ("tree_processes", "port")
+
     exit_code: int | None
     wall_seconds: float
     tree_peak_bytes: int | None
-    tree_processes: int | None = None
     killed: bool = False
-    port: int | None = None
     others: list[int] = field(default_factory=list)
 
 

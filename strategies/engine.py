@@ -398,14 +398,6 @@ class RunContext:
         return self.engine.layout(self.processes).divided(self.sequence, self.tensor)
 
 
-class NoOptimizer:
-    """Placeholder optimizer of a sampling run: it updates nothing and keeps no state."""
-
-    def __init__(self) -> None:
-        self.param_groups: list[dict[str, Any]] = []
-        self.state: dict[Any, Any] = {}
-
-
 @dataclass(kw_only=True)
 class TrainingRun:
     """Objects of a run, from which evidence is read after its last step.

@@ -16,7 +16,7 @@ from harness.spec import Spec
 def example() -> Result:
     rank = Rank(
         rank=0, device="cpu", baseline_bytes=5, phases={"load": Peak(allocated=7)},
-        categories=None, host_peak_bytes=9, pinned_bytes=0, nvme_bytes=0, warmup_seconds=[2.0],
+        categories=None, nvme_bytes=0, warmup_seconds=[2.0],
         step_seconds=[1.0, 1.5], phase_seconds={"load": 0.5},
     )  # fmt: skip
     check = Check(name="processes", asked=2, found=2, ok=True)

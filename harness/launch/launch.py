@@ -108,7 +108,7 @@ def run(
         facts = _facts(spec, folder, ended, timeout, machine.memory_kills().since(kills))
         if not (left and outcome.retryable(facts)):
             break
-    row = _row(resolved, folder, facts, ended, port)
+    row = _row(resolved, folder, facts, ended)
     row.command = display(resolved, folder, more)
     row.started = row.started or started
     row.inputs = opened.inputs(folder, began) if resolved.runs_users_code else None
@@ -172,9 +172,7 @@ def _facts(
     )
 
 
-def _row(
-    resolved: Resolved, folder: Path, facts: outcome.Facts, ended: process.Ended, port: int
-) -> Result:
+def _row(resolved: Resolved, folder: Path, facts: outcome.Facts, ended: process.Ended) -> Result:
     """Return the worker's own result, or a row that says how far the run came and why it ended."""
     row = result.found(folder)
     if row is None:
@@ -193,9 +191,7 @@ def _row(
         exit_code=ended.exit_code if ended.signal is None else -ended.signal,
         wall_seconds=ended.wall_seconds,
         tree_peak_bytes=ended.tree_peak_bytes or None,
-        tree_processes=ended.tree_processes or None,
         killed=ended.stopped is not None,
-        port=port,
         others=list(ended.others),
     )
     return row

@@ -130,6 +130,14 @@ class Record:
             if storage.within(pool):
                 yield sign, index, storage.size, storage.stream
 
+    def alive(self, end: int, pool: str | None = None) -> set[int]:
+        """Return the storages of ``pool`` that are alive before event ``end``."""
+        live: set[int] = set()
+        for sign, index in self.events[:end]:
+            if self.storages[index].within(pool):
+                (live.add if sign > 0 else live.discard)(index)
+        return live
+
     def phases(self) -> list[tuple[str, int, int]]:
         """Return (phase, first event, end of its events), in order."""
         ends = [at for at, _ in self.marks[1:]] + [len(self.events)]
@@ -166,11 +174,26 @@ def peak(record: Record, pool: str | None, first: int = 0, last: int | None = No
     best = max(totals, default=0)
     if not best:
         return Instant(bytes=0, phase="", op="", site="", categories={}, held=[])
-    at, live = first + totals.index(best), set[int]()
-    for sign, index in record.events[: at + 1]:
-        if record.storages[index].within(pool):
-            (live.add if sign > 0 else live.discard)(index)
-    return _instant(record, best, at, live)
+    at = first + totals.index(best)
+    sums: Counter[str] = Counter()
+    groups: dict[tuple[str, str, str, str], list[int]] = {}
+    for storage in (record.storages[index] for index in record.alive(at + 1, pool)):
+        sums[storage.kind] += storage.size
+        alike = (storage.kind, storage.op, storage.site, storage.phase)
+        groups.setdefault(alike, []).append(storage.size)
+    held = [
+        Held(category=k, op=op, site=site, phase=phase, count=len(sizes), bytes=sum(sizes))
+        for (k, op, site, phase), sizes in groups.items()
+    ]
+    newest = record.storages[record.events[at][1]]
+    return Instant(
+        bytes=best,
+        phase=next((name for name, a, b in record.phases() if a <= at < b), newest.phase),
+        op=newest.op,
+        site=newest.site,
+        categories={n: sums[n] for n in (*CATEGORIES, *([RESIDENT] if RESIDENT in sums else ()))},
+        held=sorted(held, key=lambda alike: -alike.bytes)[:10],
+    )
 
 
 def running(record: Record, pool: str | None, wanted: Container[str] | None = None) -> list[int]:
@@ -195,31 +218,6 @@ def phase_peaks(
     return peaks
 
 
-def _instant(record: Record, size: int, at: int, live: set[int]) -> Instant:
-    storages = [record.storages[index] for index in live]
-    sums: Counter[str] = Counter()
-    groups: dict[tuple[str, str, str, str], list[int]] = {}
-    for storage in storages:
-        sums[storage.kind] += storage.size
-        groups.setdefault((storage.kind, storage.op, storage.site, storage.phase), []).append(
-            storage.size
-        )
-    held = [
-        Held(category=k, op=op, site=site, phase=phase, count=len(sizes), bytes=sum(sizes))
-        for (k, op, site, phase), sizes in groups.items()
-    ]
-    last = record.storages[record.events[at][1]]
-    phase = next((name for name, a, b in record.phases() if a <= at < b), last.phase)
-    return Instant(
-        bytes=size,
-        phase=phase,
-        op=last.op,
-        site=last.site,
-        categories={n: sums[n] for n in (*CATEGORIES, *([RESIDENT] if RESIDENT in sums else ()))},
-        held=sorted(held, key=lambda alike: -alike.bytes)[:10],
-    )
-
-
 def as_measured(instant: Instant, buckets: str) -> Categories:
     """Convert an instant to a measured run's categories; ``buckets`` is the engine's field."""
     sums: dict[str, Any] = {**measured(instant.categories, buckets)}
@@ -229,32 +227,13 @@ def as_measured(instant: Instant, buckets: str) -> Categories:
 def step_categories(record: Record, pool: str, buckets: str) -> Categories:
     """Return the categories of a measured run at the peak of ``pool``."""
     categories = as_measured(peak(record, pool), buckets)
-    categories.beyond_state = beyond_state(record, pool, buckets)
+    categories.beyond_state = max(running(record, pool, beyond_kinds(buckets)), default=0)
     categories.everywhere = max(running(record, None), default=0)
     return categories
 
 
-def beyond_state(record: Record, pool: str, buckets: str, first: int = 0) -> int:
-    """Return the peak bytes of ``pool`` beyond the training state, from event ``first`` on.
-
-    They are the activations (kept or recomputed) and workspace of a measured run.
-    """
-    return max(running(record, pool, beyond_kinds(buckets))[first:], default=0)
-
-
 def beyond_kinds(buckets: str) -> frozenset[str]:
-    """Return the categories that are not state; ``buckets`` is the engine's field."""
+    """Return the categories that are not state but activations (kept or recomputed) and workspace
+    of a measured run; ``buckets`` is the engine's field."""
     beyond = {"activations", "workspace"}
     return frozenset(name for name in CATEGORIES if measured_name(name, buckets) in beyond)
-
-
-def by_place(record: Record, buckets: str, placed_by: str) -> Categories:
-    """Return the categories at the step's peak on the device, with the peak in host memory beside
-    them.
-
-    ``placed_by`` is the source of the distinction between the two.
-    """
-    categories = step_categories(record, "device", buckets)
-    host = step_categories(record, "host", buckets)
-    categories.host, categories.placed_by = host if host.total else None, placed_by
-    return categories

@@ -8,7 +8,6 @@ prediction traces a training from its first line, with tensors without storage
 from __future__ import annotations
 
 import contextlib
-import functools
 import time
 import weakref
 from collections import Counter
@@ -29,33 +28,8 @@ from strategies.engine import TrainingRun
 from strategies.evidence.readings import stored, within, wrapped
 from strategies.inventory import AllocationScope
 
-# ---- gloo waits ----
-# gloo's threads release a collective's tensors only some time after ``wait()`` has returned
-# (ProcessGroupGloo::runLoop). A peak in this interval counts them, more often on a busy machine:
-# repeated traces of one FSDP2 step differed by up to 4 %. So a trace of real ranks on a CPU yields
-# to those threads before it records a new maximum. On a GPU memory is freed in stream order, so no
-# wait is needed.
-
-
 PAUSE = 0.01
 """Seconds for the threads of two busy cores to run, once per collective that was waited for."""
-
-
-@contextlib.contextmanager
-def gloo_wait(noticed: Callable[[], None]) -> Iterator[None]:
-    """Within this context, call ``noticed`` after each wait for a gloo collective."""
-    if not (dist.is_available() and dist.is_initialized() and "gloo" in dist.get_backend()):
-        yield
-        return
-    wait = dist.Work.wait
-
-    def waited(work: Any, *given: Any, **more: Any) -> Any:
-        done = wait(work, *given, **more)
-        noticed()
-        return done
-
-    with mock.patch.object(dist.Work, "wait", waited):
-        yield
 
 
 def pause() -> None:
@@ -63,22 +37,18 @@ def pause() -> None:
     time.sleep(PAUSE)
 
 
-# ---- storage resizing ----
-# A library can free and reallocate memory by resizing a storage under its tensors, which no op
-# shows. FSDP2 does so with gathered weights.
-
-
 @contextlib.contextmanager
-def watched(noticed: Callable[[Any], None]) -> Iterator[None]:
-    """Within this context, call ``noticed`` with each storage that was resized."""
-    resize = torch.UntypedStorage.resize_
+def after(owner: Any, method: str, noticed: Callable[[Any], None]) -> Iterator[None]:
+    """Within this context, call ``noticed`` with the object of each call of ``owner.method``, after
+    it."""
+    plain = getattr(owner, method)
 
-    def resized(storage: Any, size: int) -> Any:
-        done = resize(storage, size)
-        noticed(storage)
+    def watched(thing: Any, *given: Any, **more: Any) -> Any:
+        done = plain(thing, *given, **more)
+        noticed(thing)
         return done
 
-    with mock.patch.object(torch.UntypedStorage, "resize_", resized):
+    with mock.patch.object(owner, method, watched):
         yield
 
 
@@ -128,10 +98,6 @@ class TensorPlacement:
     def put(self, key: int, pool: str) -> None:
         """Set the pool of the storage at this address."""
         (self.hosted.add if pool == HOST else self.hosted.discard)(key)
-
-    def forget(self, key: int) -> None:
-        """Remove a freed storage, whose address may be reused."""
-        self.hosted.discard(key)
 
     def of_operands(self, values: Any) -> str:
         """Return the placement of an operation's result: host memory if all its operands are
@@ -216,8 +182,11 @@ class Tracer(TorchDispatchMode):
 
     def __enter__(self) -> Any:
         if not self._entered:  # a compiled graph's random operations enter it again
-            self._watching.enter_context(watched(self._resized))
-            self._watching.enter_context(gloo_wait(self._wait))
+            # A library can free and reallocate memory by resizing a storage under its tensors,
+            # which no op shows. FSDP2 does so with gathered weights.
+            self._watching.enter_context(after(torch.UntypedStorage, "resize_", self._resized))
+            if dist.is_available() and dist.is_initialized() and "gloo" in dist.get_backend():
+                self._watching.enter_context(after(dist.Work, "wait", self._wait))
         self._entered += 1
         return super().__enter__()
 
@@ -251,7 +220,12 @@ class Tracer(TorchDispatchMode):
     def ran(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         """Record the results of an op."""
         self.ops.add(str(func))
-        self._copy_operands(func, (args, kwargs))
+        if self.places is not None:  # the copies of operands on the device that a CPU omits
+            library = bool(self._makers)
+            copied = self.places.copied(func, (args, kwargs), self.phase, in_library=library)
+            if copied:
+                category = self._made_as() or "temporaries"
+                self.hold(DEVICE, copied, f"copies for {func}", category)()
         inside = op_facts.scratch(func, args)
         if inside:
             self.hold(DEVICE, inside, str(func), "temporaries")()
@@ -297,9 +271,11 @@ class Tracer(TorchDispatchMode):
             key = storage._cdata
             if key not in self.left_out:
                 self.left_out.add(key)
-                # The address of a freed storage may be reused.
-                forget = functools.partial(self._forget, key)
-                self._refs[key] = weakref.ref(storage, forget)
+
+                def gone(_: Any, key: int = key) -> None:
+                    self.left_out.discard(key)  # a freed storage's address may be reused
+
+                self._refs[key] = weakref.ref(storage, gone)
             if key in self._live:
                 self._free(None, self._live.pop(key)[0])
 
@@ -322,27 +298,27 @@ class Tracer(TorchDispatchMode):
                     if self.places is not None:
                         self.places.put(storage._cdata, pool)
 
-    def know(self, trained: TrainingRun) -> None:
+    def know(self, run: TrainingRun) -> None:
         """Set category and placement of the tensors alive between two steps, as the engine and the
         strategies report them."""
-        self.casts = "float_master" not in trained.launch.traits
-        inventory = trained.engine.held(trained)
-        kept = [t for a in trained.attached.values() for t in a.tensors()]
+        self.casts = "float_master" not in run.launch.traits
+        inventory = run.engine.held(run)
+        kept = [t for a in run.attached.values() for t in a.tensors()]
         for category in ("parameters", "optimizer_state"):
             self.tag(category, inventory.tensors.get(category, ()))
-        self.tag("parameters", [t for a in trained.attached.values() for t in a.weights()])
+        self.tag("parameters", [t for a in run.attached.values() for t in a.weights()])
         self.tag("ema", kept)
         for category, tensors in inventory.tensors.items():
             self.tag(category, tensors)
-        self.tag_gradients(trained)
-        self.keep_held(trained)
+        self.tag_gradients(run)
+        self.keep_held(run)
 
-    def keep_held(self, trained: TrainingRun) -> None:
+    def keep_held(self, run: TrainingRun) -> None:
         """Set the placement of the tensors held by engine and strategies, if their devices do not
         show it."""
         if self.places is not None:
-            kept = [t for a in trained.attached.values() for t in a.hosted()]
-            self.keep_on(HOST, [*trained.engine.held(trained).host, *kept])
+            kept = [t for a in run.attached.values() for t in a.hosted()]
+            self.keep_on(HOST, [*run.engine.held(run).host, *kept])
 
     def disbelieve(self) -> None:
         """Count everything as on the device if forward has shown a wrong placement."""
@@ -350,9 +326,9 @@ class Tracer(TorchDispatchMode):
             for storage in self.record.storages:
                 storage.pool = DEVICE if storage.pool == HOST else storage.pool
 
-    def tag_gradients(self, trained: TrainingRun) -> None:
+    def tag_gradients(self, run: TrainingRun) -> None:
         """Set the category of the parameters' ``.grad``."""
-        self.tag("gradients", [p.grad for p in trained.module.parameters() if p.grad is not None])
+        self.tag("gradients", [p.grad for p in run.module.parameters() if p.grad is not None])
 
     @contextlib.contextmanager
     def watching(self, makers: Iterable[AllocationScope]) -> Iterator[None]:
@@ -386,14 +362,6 @@ class Tracer(TorchDispatchMode):
                 return maker.category
         return None
 
-    def _copy_operands(self, func: Any, values: Any) -> None:
-        """Count the copies of operands on the device that a CPU omits."""
-        if self.places is None:
-            return
-        copied = self.places.copied(func, values, self.phase, in_library=bool(self._makers))
-        if copied:
-            self.hold(DEVICE, copied, f"copies for {func}", self._made_as() or "temporaries")()
-
     def _place(self, args: Any) -> str | None:
         """Return the pool of the innermost scope or of the operands; None if tensors' devices show
         it."""
@@ -413,9 +381,6 @@ class Tracer(TorchDispatchMode):
 
     def _known(self, storage: Any) -> bool:
         return storage._cdata in self._live or storage._cdata in self.left_out
-
-    def _forget(self, key: int, _: Any) -> None:
-        self.left_out.discard(key)
 
     def _follow(self, storage: Any, pool: str, op: str, site: str, category: str | None) -> None:
         key = storage._cdata
@@ -450,17 +415,20 @@ class Tracer(TorchDispatchMode):
         if storage.nbytes() and pool:
             self._follow(storage, pool, "resize_", self.site()[0], self._made_as())
         elif pool:
-            forget = functools.partial(self._filled, key)
-            self._hollow[key] = (pool, weakref.ref(storage, forget))
+            gone = weakref.ref(storage, lambda _: self._hollow.pop(key, None))
+            self._hollow[key] = (pool, gone)
 
-    def _filled(self, key: int, _: Any) -> None:
-        self._hollow.pop(key, None)
-
-    def _wait(self) -> None:
+    def _wait(self, _: Any = None) -> None:
         self._waited = True
 
     def _grow(self, size: int) -> None:
-        """Before a new maximum, let communication threads release finished tensors."""
+        """Before a new maximum, let communication threads release finished tensors.
+
+        gloo's threads release a collective's tensors only some time after ``wait()`` has returned
+        (ProcessGroupGloo::runLoop). A peak in this interval counts them, more often on a busy
+        machine: repeated traces of one FSDP2 step differed by up to 4 %. On a GPU memory is freed
+        in stream order.
+        """
         if self._waited and self._total + size > self._highest:
             pause()
             self._waited = False
@@ -480,7 +448,7 @@ class Tracer(TorchDispatchMode):
         if key is not None:
             self._live.pop(key, None)
             if self.places is not None:
-                self.places.forget(key)
+                self.places.hosted.discard(key)  # its address may be reused
         self._total -= self.record.storages[index].size
         self.record.storages[index].freed_in = self.phase
         self.record.events.append((-1, index))

@@ -23,10 +23,10 @@ from harness.resolve import Resolved
 from harness.result import Check, Drawn, Result
 from harness.subjects.objectives import guided
 from harness.worker import audit as grid
+from harness.worker import passes
 from harness.worker.audit import collect_evidence
 from harness.worker.loop import Run
 from harness.worker.measure import altered, begin, measured_rank, result_of, traced_steps
-from harness.worker.passes import measured_steps
 from harness.worker.status import Reporter
 from strategies.evidence.rules import relative_error
 from strategies.evidence.watching import observing
@@ -167,7 +167,7 @@ def measure(resolved: Resolved, folder: Path, reporter: Reporter) -> Result | No
     started = datetime.now(UTC).isoformat(timespec="seconds")
     run: Any = begin(resolved, folder, reporter, kind=Drawing)
     touched = altered(run)
-    measured_steps(run)
+    passes.take(run, passes.measured_steps(run))
     kept = run.kept = run.drawn
     reporter.enter("anatomy")
     categories = traced_steps(run)

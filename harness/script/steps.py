@@ -116,34 +116,18 @@ class Bench:
 
     # ---- order of the steps ----
 
-    def _take(self, count: int, peaks: dict[int, str] | None = None) -> Iterator[None]:
-        for index in range(count):
-            if peaks and index in peaks:
-                self.run.meter.enter(peaks[index])
-            yield
-            self.run.reporter.at(index + 1)
-
     def _measured(self) -> Iterator[None]:
-        """Take the steps in the order of ``harness.worker.passes.measured_steps``."""
-        spec, reporter, gpus = self.row.spec, self.run.reporter, self.run.gpus
-        reporter.enter("warmup", spec.warmup)
-        yield from self._take(spec.warmup, passes.WARMUP_PEAKS)
-        reporter.enter("memory", passes.READ)
-        yield from self._take(1, passes.STEADY)
-        yield from self._cut()
-        samples.keep_freed()
-        reporter.enter("settle", passes.SETTLING)
-        gpus.begin("before")
-        yield from self._take(1)
-        gpus.end()
-        yield from self._take(passes.SETTLING - 1)
-        self.log.timed_from = len(self.log.seconds)
-        reporter.enter("measure", spec.steps)
-        yield from self._take(spec.steps)
+        """Take the steps of a measured run, the traced ones, and one that added strategies
+        watch."""
+        for clocked in passes.measured_steps(self.run):
+            self.clocked = clocked
+            if clocked:
+                yield
+            else:
+                yield from self._cut()
         self.clocked = False
-        gpus.begin("after")
         yield from self._traced()
-        reporter.enter("evidence")  # of one step that the added strategies watch
+        self.run.reporter.enter("evidence")
         with observing(self.run, self.row.recipe.strategies[1:]):
             self.inputs.enter_context(in_phase(INPUTS))
             yield
@@ -151,28 +135,24 @@ class Bench:
     def _checked(self) -> Iterator[None]:
         """Take one step metered as a whole, and a traced one."""
         self.run.reporter.enter("warmup", 1)
-        yield from self._take(1, passes.WARMUP_PEAKS)
+        for _ in passes.steps(self.run, 1, passes.WARMUP_PEAKS):
+            yield
         self.run.meter.close()
         self.log.timed_from = 1
         yield from self._traced(once=True)
 
     def _cut(self) -> Iterator[None]:
-        """Take one step with a peak for each of its phases, then stop the meter."""
-        meter, run = self.run.meter, self.run
-        self.clocked = False
+        """Take the step with a peak for each of its phases, of which inputs are one more."""
+        meter = self.run.meter
 
         def forward_begins() -> None:
             if getattr(meter, "_running", "") == INPUTS:
                 meter.enter("forward")
 
-        with run.engine.phase_hooks(run, meter.enter):
-            meter.enter(INPUTS)
-            self.forward_begins = forward_begins
-            yield
-            meter.synchronize()
+        meter.enter(INPUTS)
+        self.forward_begins = forward_begins
+        yield
         self.forward_begins = lambda: None
-        meter.close()
-        self.clocked = True
 
     def _traced(self, once: bool = False) -> Iterator[None]:
         """Take one step for each kind of memory, and keep the tensors alive at its peak."""

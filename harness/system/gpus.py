@@ -22,7 +22,7 @@ ORDER, BY_BUS = "CUDA_DEVICE_ORDER", "PCI_BUS_ID"
 """nvidia-smi's order of GPUs. CUDA's own order puts the fastest first, so in a machine with
 different GPUs one index would mean two of them."""
 APP_QUERY = "--query-compute-apps=gpu_uuid,pid,process_name,used_memory"
-STATE_QUERY = "--query-gpu=index,uuid,clocks.sm,clocks.max.sm,temperature.gpu,{reasons}"
+STATE_QUERY = "--query-gpu=index,uuid,clocks.sm,{reasons}"
 REASONS = ("clocks_event_reasons.active", "clocks_throttle_reasons.active")
 """The field's name today, and its name in drivers before 535."""
 BITS = {
@@ -143,7 +143,7 @@ def parse_states(when: str, gpu_lines: str, app_lines: str) -> list[GpuSample]:
     """Parse nvidia-smi's two answers (CSV, MHz, no units) into samples; skip unreadable lines."""
     users = [uuid for uuid, *_ in rows(app_lines, 4)]
     found = []
-    for index, uuid, clock, most, celsius, mask in rows(gpu_lines, 6):
+    for index, uuid, clock, mask in rows(gpu_lines, 4):
         bits = int(mask, 16) if mask.startswith("0x") else 0  # else '[N/A]'
         found.append(
             GpuSample(
@@ -151,8 +151,6 @@ def parse_states(when: str, gpu_lines: str, app_lines: str) -> list[GpuSample]:
                 index=number(index),
                 uuid=uuid,
                 sm_clock_hz=number(clock) * MHZ,
-                max_sm_clock_hz=number(most) * MHZ,
-                celsius=number(celsius),
                 held_back_by=[name for bit, name in BITS.items() if bits & bit],
                 processes=users.count(uuid),
             )

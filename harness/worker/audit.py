@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import math
 import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -155,7 +154,6 @@ def _order_digest(rows: list[np.ndarray]) -> str:
 
 
 # ---- sample grid ----
-# Shape suffixes: B batch, C channels, H height, W width, R grid rows.
 
 
 SIDE = 96
@@ -170,9 +168,8 @@ def write_grid(x_BCHW: Tensor, path: str | Path, columns: int, *, grey: bool = T
 
     Args:
         grey: True shows the mean over channels, -1 black and 1 white (digits). False shows the
-            first
-            three channels as colours, each stretched to its own range over all samples (latents
-            without a decoder).
+            first three channels as colours, each stretched to its own range over all samples
+            (latents without a decoder); fewer are repeated to three.
 
     Raises:
         ValueError: no samples, fewer than one column, or values that are not finite.
@@ -182,47 +179,26 @@ def write_grid(x_BCHW: Tensor, path: str | Path, columns: int, *, grey: bool = T
         raise ValueError(f"cannot lay out {list(x.shape)} in {columns} columns")
     if not np.isfinite(x).all():
         raise ValueError("samples are not finite; the model has diverged")
-    pixels = _grey(x) if grey else _colours(x)
-    _write(Image.fromarray(_tile(pixels, columns)), Path(path))
-
-
-def _grey(x: np.ndarray) -> np.ndarray:
-    """Convert [B, C, H, W] in [-1, 1] to uint8 [B, H, W]."""
-    return _bytes((x.mean(axis=1) + 1) / 2)
-
-
-def _colours(x: np.ndarray) -> np.ndarray:
-    """Convert [B, C, H, W] to uint8 [B, H, W, 3]; fewer channels are repeated to three."""
-    shown = x[:, [min(c, x.shape[1] - 1) for c in range(3)]]
-    low, high = (f(shown, axis=(0, 2, 3), keepdims=True) for f in (np.min, np.max))
-    return _bytes((shown - low) / np.maximum(high - low, 1e-12)).transpose(0, 2, 3, 1)
-
-
-def _bytes(unit: np.ndarray) -> np.ndarray:
-    return (np.clip(unit, 0, 1) * 255 + 0.5).astype(np.uint8)
-
-
-def _tile(pixels: np.ndarray, columns: int) -> np.ndarray:
-    """Tile uint8 [B, H, W, ...] into one picture; each sample is enlarged by whole pixels, with
-    gaps."""
-    times = max(1, -(-SIDE // pixels.shape[1]))
-    pixels = pixels.repeat(times, axis=1).repeat(times, axis=2)
-    edges = [(0, GAP), (0, GAP)] + [(0, 0)] * (pixels.ndim - 3)
-    empty = -len(pixels) % columns
-    pixels = np.pad(pixels, [(0, empty), *edges], constant_values=FRAME)
-    rows = pixels.reshape(-1, columns, *pixels.shape[1:])
-    joined = np.concatenate(np.concatenate(list(rows), axis=1), axis=1)
-    return joined[:-GAP, :-GAP]
-
-
-def _write(picture: Image.Image, path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, draft = tempfile.mkstemp(dir=path.parent, suffix=".png")
+    if grey:
+        unit = (x.mean(axis=1) + 1) / 2
+    else:
+        shown = x[:, [min(c, x.shape[1] - 1) for c in range(3)]].transpose(0, 2, 3, 1)
+        low, high = (f(shown, axis=(0, 1, 2), keepdims=True) for f in (np.min, np.max))
+        unit = (shown - low) / np.maximum(high - low, 1e-12)
+    pixels = (np.clip(unit, 0, 1) * 255 + 0.5).astype(np.uint8)  # [B, H, W] or [B, H, W, 3]
+    times = max(1, -(-SIDE // pixels.shape[1]))  # each sample is enlarged by whole pixels
+    high, wide = times * pixels.shape[1], times * pixels.shape[2]
+    rows, mode = -(-len(pixels) // columns), "L" if grey else "RGB"
+    size = (columns * (wide + GAP) - GAP, rows * (high + GAP) - GAP)
+    sheet = Image.new(mode, size, FRAME if grey else (FRAME,) * 3)
+    for n, one in enumerate(pixels):
+        picture = Image.fromarray(one).resize((wide, high), Image.Resampling.NEAREST)
+        sheet.paste(picture, (n % columns * (wide + GAP), n // columns * (high + GAP)))
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    draft = target.with_name(f".{target.name}.{os.getpid()}")
     try:
-        with os.fdopen(handle, "wb") as file:
-            picture.save(file, format="PNG")
-        os.chmod(draft, 0o644)
-        os.replace(draft, path)
-    except BaseException:
-        os.unlink(draft)
-        raise
+        sheet.save(draft, format="PNG")
+        os.replace(draft, target)
+    finally:
+        draft.unlink(missing_ok=True)

@@ -12,7 +12,7 @@ from torch.nn.attention import SDPBackend
 
 from harness import ROOT
 from harness.launch.sources import MEASURED, digest
-from harness.system import machine
+from harness.system import gpus, machine
 from harness.system.probe import version
 
 PACKAGES = ("torch", "accelerate", "deepspeed", "transformers", "numpy")
@@ -40,7 +40,7 @@ def describe(device: torch.device) -> dict[str, Any]:
             "device_bytes": properties.total_memory,
             "capability": list(torch.cuda.get_device_capability(device)),
             "cuda": torch.version.cuda,
-            "driver": _driver(),
+            "driver": next(iter(gpus.smi("--query-gpu=driver_version").splitlines()), None),
             "allocator": allocator(),
             "attention": attention(device),
         }
@@ -65,15 +65,7 @@ def attention(device: torch.device) -> dict[str, str]:
 
 
 def _git(*words: str) -> str | None:
-    return _output(["git", "-C", str(ROOT), *words])
-
-
-def _driver() -> str | None:
-    text = _output(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"])
-    return text.splitlines()[0] if text else None
-
-
-def _output(command: list[str]) -> str | None:
+    command = ["git", "-C", str(ROOT), *words]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
     except (OSError, subprocess.SubprocessError):

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import importlib
 import os
+import resource
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 
 from harness.memory import dissect
@@ -15,12 +17,10 @@ from harness.memory.traced_step import trace_step
 from harness.resolve import Resolved
 from harness.result import Check, Rank, Result, Status
 from harness.void import settle
-from harness.worker import environment, loop, setup
+from harness.worker import environment, loop, passes, setup
 from harness.worker.audit import audit, collect_evidence, gather
 from harness.worker.loop import Run
-from harness.worker.memory_limit import hold
-from harness.worker.meter import cards_before, make_meter, pinned_bytes, resident_peak_bytes
-from harness.worker.passes import measured_steps, training_steps, trial_steps
+from harness.worker.meter import cards_before, make_meter
 from harness.worker.projections import Watch, in_blocks
 from harness.worker.samples import GpuWatch, as_usage
 from harness.worker.status import Reporter
@@ -66,11 +66,10 @@ def measure(
         training.begin(run)
     touched, watch = altered(run), watched(run) if traced else None
     if training is not None:
-        training_steps(run, training)
-    elif traced:
-        measured_steps(run)
+        order = passes.training_steps(run, training)
     else:
-        trial_steps(run)
+        order = passes.measured_steps(run) if traced else passes.trial_steps(run)
+    passes.take(run, order)
     did = watch.end(gather) if watch else None
     if resolved.spec.profile:
         reporter.enter("profile")
@@ -128,6 +127,23 @@ def begin(
     return run
 
 
+def hold(device: torch.device, limit_bytes: int) -> None:
+    """Let this process allocate at most ``limit_bytes`` more; beyond that it runs out of memory.
+
+    On a GPU torch's allocator enforces the limit. Without one the kernel does: RLIMIT_DATA counts
+    private mappings, so an allocation fails as on a machine without free memory.
+    """
+    if device.type == "cuda":
+        # accelerate's device of a single process is "cuda", without an index.
+        device = torch.device("cuda", torch.cuda.current_device())
+        total = torch.cuda.mem_get_info(device)[1]
+        torch.cuda.set_per_process_memory_fraction(min(1.0, limit_bytes / total), device)
+        return
+    hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
+    used = psutil.Process().memory_info().data  # private writable memory, touched or not
+    resource.setrlimit(resource.RLIMIT_DATA, (used + limit_bytes, hard))
+
+
 def watched(run: Run) -> Watch:
     """Record the compared steps from now on; the table of signs is in no metered phase."""
     run.meter.close()
@@ -149,8 +165,6 @@ def traced_steps(run: Run) -> dict[str, Any]:
 def measured_rank(run: Run, categories: dict[str, Any]) -> Rank:
     """Return the measurements of this rank."""
     meter, here, log = run.meter, run.accelerator, run.log
-    # The resident meter resets the kernel's mark, so the peak is the maximum of its phases.
-    marks = [p.process or 0 for p in meter.phases.values()] if meter.kind == "resident" else []
     warmup = min(run.resolved.spec.warmup, log.timed_from)  # a training may end without one
     return Rank(
         rank=here.process_index,
@@ -159,8 +173,6 @@ def measured_rank(run: Run, categories: dict[str, Any]) -> Rank:
         phases=meter.phases,
         categories=categories.get(here.device.type),
         host_categories=categories.get("cpu") if here.device.type == "cuda" else None,
-        host_peak_bytes=max([*marks, resident_peak_bytes()]),
-        pinned_bytes=pinned_bytes(),
         nvme_bytes=run.engine.report(run).swapped_bytes,
         warmup_seconds=log.seconds[:warmup],
         step_seconds=log.seconds[log.timed_from :],

@@ -1,8 +1,8 @@
 """Peak memory of each of ``harness.phases.PEAK_PHASES`` on one rank, read between untimed steps.
 
-The two meters have one interface. ``CudaMeter`` reads torch's caching allocator. ``ResidentMeter``
-serves machines without a GPU: it reads the kernel's resident high-water mark above a baseline taken
-before the model is built. Host memory then replaces device memory, and every result says so.
+``CudaMeter`` reads torch's caching allocator. ``ResidentMeter`` serves machines without a GPU: it
+reads the kernel's resident high-water mark above a baseline taken before the model is built. Host
+memory then replaces device memory, and every result says so.
 """
 
 from __future__ import annotations
@@ -13,54 +13,40 @@ import os
 import resource
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from harness.launch.command import ALLOCATOR
+from harness.phases import PEAK_PHASES
 from harness.result import Peak
 from harness.system import gpus
 from harness.system.gpus import Gpu
 from harness.system.machine import SLICE
-from harness.worker.samples import Highest, Sampler, is_sampled
+from harness.worker.samples import Highest
 
 
-class Meter(Protocol):
-    """Interface of a meter. Entering a phase closes the previous one. A phase that is entered again
-    keeps the maximum of each count."""
+class Meter:
+    """Peaks by phase. Entering a phase closes the previous one; one that is entered again keeps the
+    maximum of each count."""
 
-    kind: str
-    notes: list[str]
-    baseline_bytes: int
-    phases: dict[str, Peak]
-
-    def enter(self, phase: str) -> None:
-        """Close the current phase and begin ``phase`` with peaks reset."""
-
-    def close(self) -> None:
-        """Close the current phase."""
-
-    def peak_bytes(self) -> int:
-        """Return the largest ``allocated`` of all phases so far, including the current one."""
-
-    def synchronize(self) -> None:
-        """Wait until the device has finished all submitted work."""
-
-
-class _Phases:
-    """Shared part of both meters: a peak for each phase."""
+    kind = ""
+    baseline_bytes = 0
 
     def __init__(self) -> None:
+        self.notes: list[str] = []
         self.phases: dict[str, Peak] = {}
         self._running: str | None = None
         self._noted: Peak | None = None
 
     def enter(self, phase: str) -> None:
+        """Close the current phase and begin ``phase`` with peaks reset."""
         self.close()
         self._reset(phase)
         self._running = phase
 
     def close(self) -> None:
+        """Close the current phase."""
         if self._running is None:
             return
         self.note()
@@ -76,11 +62,15 @@ class _Phases:
             self._noted = seen if self._noted is None else highest(self._noted, seen)
 
     def peak_bytes(self) -> int:
+        """Return the largest ``allocated`` of all phases so far, including the current one."""
         peaks = [p.allocated for p in self.phases.values()]
         if self._running is None and peaks:  # between phases the mark may include freed memory
             return max(peaks)
         noted = [] if self._noted is None else [self._noted.allocated]
         return max([*peaks, *noted, self._read().allocated])
+
+    def synchronize(self) -> None:
+        """Wait until the device has finished all submitted work; a CPU has when a call returns."""
 
     def _reset(self, phase: str) -> None:
         raise NotImplementedError
@@ -92,13 +82,14 @@ class _Phases:
 def highest(a: Peak, b: Peak) -> Peak:
     """Return the maximum of each count, possibly of different instants; None if both are
     unknown."""
-    pairs = {f.name: (getattr(a, f.name), getattr(b, f.name)) for f in dataclasses.fields(Peak)}
-    known = {name: [v for v in pair if v is not None] for name, pair in pairs.items()}
-    most: dict[str, Any] = {name: max(values, default=None) for name, values in known.items()}
+    most: Any = {}
+    for name in (f.name for f in dataclasses.fields(Peak)):
+        known = [v for v in (getattr(a, name), getattr(b, name)) if v is not None]
+        most[name] = max(known, default=None)
     return Peak(**most)
 
 
-class CudaMeter(_Phases):
+class CudaMeter(Meter):
     """The caching allocator's peaks, and the device's own count of used bytes.
 
     ``process`` is the device's total minus free bytes (cudaMemGetInfo): the allocator's reserve,
@@ -116,15 +107,13 @@ class CudaMeter(_Phases):
         super().__init__()
         self.device = device
         self._used_before = _used_before(device, before)
-        self.notes: list[str] = []
         self.used = Highest(self._used)
-        self.sampler = Sampler(self.used)
         self.baseline_bytes = self._used()
         self._reset_counts = torch.cuda.reset_peak_memory_stats
         torch.cuda.reset_peak_memory_stats = self._reset_by_others
 
     def close(self) -> None:
-        self.sampler.stop()
+        self.used.stop()
         super().close()
 
     def synchronize(self) -> None:
@@ -144,20 +133,19 @@ class CudaMeter(_Phases):
     def _reset(self, phase: str) -> None:
         self._reset_counts(self.device)
         self.used.reset()
-        if is_sampled(phase):
-            self.sampler.start()
+        if phase in PEAK_PHASES and phase != "steady":  # whose steps are timed
+            self.used.start()
 
     def _read(self) -> Peak:
         stats = torch.cuda.memory_stats(self.device)
         return Peak(
             allocated=stats.get("allocated_bytes.all.peak", 0),
             reserved=stats.get("reserved_bytes.all.peak", 0),
-            active=stats.get("active_bytes.all.peak", 0),
             process=self.used.look(),
         )
 
 
-class ResidentMeter(_Phases):
+class ResidentMeter(Meter):
     """The process's resident high-water mark (VmHWM) above a baseline.
 
     It follows live tensors only while freed memory returns to the kernel at once. That needs
@@ -169,15 +157,18 @@ class ResidentMeter(_Phases):
 
     def __init__(self) -> None:
         super().__init__()
-        self.notes = _resident_notes()
+        unset = [f"{k}={v}" for k, v in ALLOCATOR.items() if os.environ.get(k) != v]
+        if unset:
+            wanted = " ".join(unset)
+            text = f"freed memory may still be counted: start with {wanted} in the environment"
+            self.notes.append(text)
         self._reset("")
         self.baseline_bytes = resident_peak_bytes()
 
-    def synchronize(self) -> None:
-        """Do nothing: CPU work is done when the call returns."""
-
     def _reset(self, phase: str) -> None:
-        _trim()
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+        if trim is not None:
+            trim(0)  # returns freed pages to the kernel, so that the mark starts at memory in use
         try:
             # Resets the high-water mark to the current resident size (proc(5), since 4.0).
             Path("/proc/self/clear_refs").write_text("5")
@@ -223,25 +214,3 @@ def resident_peak_bytes() -> int:
     except OSError:
         pass
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
-def pinned_bytes() -> int:
-    """Return the peak bytes of pinned host memory in torch's allocator; 0 without a GPU."""
-    if not torch.cuda.is_available() or not hasattr(torch.cuda, "host_memory_stats"):
-        return 0
-    return int(torch.cuda.host_memory_stats().get("allocated_bytes.peak", 0))
-
-
-def _trim() -> None:
-    """Return freed heap pages to the kernel, so that the mark starts at memory in use."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
-
-
-def _resident_notes() -> list[str]:
-    unset = [k for k, v in ALLOCATOR.items() if os.environ.get(k) != v]
-    if not unset:
-        return []
-    wanted = " ".join(f"{k}={ALLOCATOR[k]}" for k in unset)
-    return [f"freed memory may still be counted: start with {wanted} in the environment"]

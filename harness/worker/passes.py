@@ -11,7 +11,7 @@ tests whether a batch fits, is metered throughout.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from harness.worker import samples
 from harness.worker.loop import Run, timed
@@ -29,34 +29,39 @@ WATCHED_PEAKS = {0: "first_step", 1: "steady"}
 """The same for runs without a metered step after the warm-up."""
 
 
-def measured_steps(run: Run) -> None:
-    """Run warm-up, memory, settling and timed steps; a batch of samples is one step."""
+Order = Iterator[bool]
+"""Steps as they come: at each yield the caller takes one, with a clock if it is True."""
+
+
+def measured_steps(run: Run) -> Order:
+    """Order warm-up, memory, settling and timed steps; a batch of samples is one step."""
     spec, reporter = run.resolved.spec, run.reporter
     read, settling = (1, 1) if spec.sampling else (READ, SETTLING)
     reporter.enter("warmup", spec.warmup)
-    take(run, spec.warmup, WARMUP_PEAKS)
+    yield from steps(run, spec.warmup, WARMUP_PEAKS)
     reporter.enter("memory", read)
-    take(run, 1, STEADY)
+    yield from steps(run, 1, STEADY)
     if not spec.sampling:  # one more step, with a peak for each of its phases
         with run.engine.phase_hooks(run, run.meter.enter):
-            run.step()
+            yield False
             run.meter.synchronize()
     run.meter.close()
     reporter.at(read)
     samples.keep_freed()
     reporter.enter("settle", settling)
     run.gpus.begin("before")
-    take(run, 1)
+    yield from steps(run, 1)
     run.gpus.end()  # the following steps raise the device's clock again
-    take(run, settling - 1)
+    yield from steps(run, settling - 1)
     run.log.timed_from = len(run.log.seconds)
     reporter.enter("measure", spec.steps)
-    take(run, spec.steps)
+    yield from steps(run, spec.steps)
     run.gpus.begin("after")
 
 
-def training_steps(run: Run, training: Training) -> None:
-    """Run the remaining steps of a training: at most its warm-up, then at least one timed step."""
+def training_steps(run: Run, training: Training) -> Order:
+    """Order the remaining steps of a training: at most its warm-up, then at least one timed
+    step."""
     spec, taken = run.resolved.spec, run.optimizer_steps
     left = spec.warmup + spec.steps - taken
     warmup = min(spec.warmup, left - 1)  # a step at the end of a training is timed only
@@ -66,33 +71,33 @@ def training_steps(run: Run, training: Training) -> None:
         training.after_step(run, last=last)
 
     run.reporter.enter("warmup", warmup)
-    take(run, warmup, WATCHED_PEAKS, after=lambda last: after(False))
+    yield from steps(run, warmup, WATCHED_PEAKS, after=lambda last: after(False))
     run.meter.close()
     watched = None if samples.keep_freed() else STEADY
     run.log.timed_from = len(run.log.seconds)
     run.reporter.enter("measure", left)
-    take(run, left, watched, after)
+    yield from steps(run, left, watched, after)
     run.meter.close()
 
 
-def trial_steps(run: Run) -> None:
-    """Run warm-up and steps only to find out whether they run out of memory."""
+def trial_steps(run: Run) -> Order:
+    """Order warm-up and steps only to find out whether they run out of memory."""
     spec = run.resolved.spec
     run.reporter.enter("warmup", spec.warmup)
-    take(run, spec.warmup, WARMUP_PEAKS)
+    yield from steps(run, spec.warmup, WARMUP_PEAKS)
     run.log.timed_from = len(run.log.seconds)
     run.reporter.enter("measure", spec.steps)
-    take(run, spec.steps, STEADY)
+    yield from steps(run, spec.steps, STEADY)
     run.meter.close()
 
 
-def take(
+def steps(
     run: Run,
     count: int,
     peaks: dict[int, str] | None = None,
     after: Callable[[bool], None] | None = None,
-) -> None:
-    """Run ``count`` timed steps. ``after`` is called after each, with whether it was the last.
+) -> Order:
+    """Order ``count`` timed steps. ``after`` is called after each, with whether it was the last.
 
     Args:
         peaks: index of a step -> the peak phase that begins with it.
@@ -100,8 +105,17 @@ def take(
     for index in range(count):
         if peaks and index in peaks:
             run.meter.enter(peaks[index])
-        timed(run)
+        yield True
         more = {"loss": float(run.log.losses[-1])} if after else {}
         run.reporter.at(index + 1, **more)
         if after:
             after(index + 1 == count)
+
+
+def take(run: Run, order: Order) -> None:
+    """Take the steps of an order."""
+    for clocked in order:
+        if clocked:
+            timed(run)
+        else:
+            run.step()

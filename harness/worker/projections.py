@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import dataclasses
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -84,18 +84,13 @@ def sums(run: TrainingRun, *, weights_alone: bool = False) -> dict[str, Sums]:
             held["average"] = averages[shard.number] if averages else None
         for kind, tensor in held.items():
             for piece in shard.pieces() if tensor is not None else ():
-                name = _plain(piece.name)
+                name = piece.name.replace("_orig_mod.", "")  # torch.compile's wrapper
                 if tensor.device not in tables:
                     tables[tensor.device] = signs(tensor.device)
                 flat = tensor.detach().reshape(-1)[piece.start :][: piece.numel]
                 total = project(flat, name, piece.offset, tables[tensor.device]).cpu()
                 found[kind][name] = found[kind].get(name, 0) + total
     return found
-
-
-def _plain(name: str) -> str:
-    """Return a parameter's name without the wrappers that torch.compile puts around modules."""
-    return name.replace("_orig_mod.", "")
 
 
 # ---- inputs of a step ----
@@ -160,24 +155,21 @@ def _listed(totals: Sums) -> dict[str, list[float]]:
     return {name: total.tolist() for name, total in totals.items()}
 
 
+def _rounded(sums: Mapping[str, Iterable[float]]) -> dict[str, list[float]]:
+    return {name: [float(f"{x:.{DIGITS}g}") for x in values] for name, values in sums.items()}
+
+
 def _added(parts: list[dict[str, list[float]]]) -> dict[str, list[float]]:
     """Return the sums of all ranks' pieces, rounded to ``DIGITS`` digits."""
-    names = dict.fromkeys(name for part in parts for name in part)
-    added = {name: map(sum, zip(*_of(parts, name), strict=True)) for name in names}
-    return {name: [float(f"{x:.{DIGITS}g}") for x in total] for name, total in added.items()}
-
-
-def _of(parts: list[dict[str, list[float]]], name: str) -> Iterator[list[float]]:
-    return (part[name] for part in parts if name in part)
+    pieces: dict[str, list[list[float]]] = {}
+    for name, sums in (item for part in parts for item in part.items()):
+        pieces.setdefault(name, []).append(sums)
+    return _rounded({name: map(sum, zip(*each, strict=True)) for name, each in pieces.items()})
 
 
 def in_blocks(did: Projections | None) -> Projections | None:
     """Return the sums of each block, for the result; the audit reads those of each parameter."""
     if did is None:
         return None
-    kinds = {kind: by_block(getattr(did, kind)) for kind in ("update", "moment", "average")}
-    rounded = {
-        kind: {name: [float(f"{x:.{DIGITS}g}") for x in values] for name, values in sums.items()}
-        for kind, sums in kinds.items()
-    }
-    return dataclasses.replace(did, **rounded)
+    kinds = ("update", "moment", "average")
+    return dataclasses.replace(did, **{k: _rounded(by_block(getattr(did, k))) for k in kinds})

@@ -7,6 +7,7 @@ phases.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import resource
@@ -15,29 +16,22 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from harness.launch.command import ALLOCATOR
-from harness.phases import PEAK_PHASES
 from harness.result import GpuSample, StepUsage
 from harness.system import gpus
 from harness.system.machine import busy_now
 
 INTERVAL = 0.005
 """Seconds between two reads. A read takes some microseconds; a collective's buffer lives longer."""
-TIMED = ("steady",)
-
-
-def is_sampled(phase: str) -> bool:
-    """Return whether a thread may sample during this phase: only in phases without timed steps."""
-    return phase in PEAK_PHASES and phase not in TIMED
 
 
 class Highest:
-    """Maximum of the values that ``read`` returned since ``reset``.
-
-    A failed read (a lost device, a busy driver) has no value; ``failed`` counts it.
-    """
+    """Maximum of the values that ``read`` returned since ``reset``, at each ``look`` and, from
+    ``start`` until ``stop``, in a thread. A failed read (a lost device) has no value."""
 
     def __init__(self, read: Callable[[], int]) -> None:
-        self.read, self.value, self.failed = read, 0, 0
+        self.read, self.value = read, 0
+        self._over = threading.Event()
+        self._thread: threading.Thread | None = None
 
     def reset(self) -> None:
         """Restart with the current value."""
@@ -46,20 +40,9 @@ class Highest:
 
     def look(self) -> int:
         """Read once and return the maximum so far."""
-        try:
+        with contextlib.suppress(RuntimeError):
             self.value = max(self.value, self.read())
-        except RuntimeError:
-            self.failed += 1
         return self.value
-
-
-class Sampler:
-    """Thread that reads ``highest`` from ``start`` until ``stop``."""
-
-    def __init__(self, highest: Highest, interval: float = INTERVAL) -> None:
-        self.highest, self.interval = highest, interval
-        self._over = threading.Event()
-        self._thread: threading.Thread | None = None
 
     @property
     def running(self) -> bool:
@@ -71,7 +54,7 @@ class Sampler:
         if self._thread is None:
             self._over.clear()
             # A daemon thread, so that a worker that fails during a phase can still exit.
-            self._thread = threading.Thread(target=self._look, name="memory sampler", daemon=True)
+            self._thread = threading.Thread(target=self._watch, name="memory sampler", daemon=True)
             self._thread.start()
 
     def stop(self) -> None:
@@ -81,9 +64,9 @@ class Sampler:
             self._thread.join()
             self._thread = None
 
-    def _look(self) -> None:
-        while not self._over.wait(self.interval):
-            self.highest.look()
+    def _watch(self) -> None:
+        while not self._over.wait(INTERVAL):
+            self.look()
 
 
 # ---- kernel counts of a step ----
@@ -96,7 +79,6 @@ class Counts(NamedTuple):
     use."""
 
     cpu_seconds: float
-    voluntary_switches: int
     forced_switches: int
     minor_faults: int
     busy_seconds: float
@@ -109,7 +91,7 @@ def now() -> Counts:
     """Return the counts since the start of the process, and of the machine."""
     used, busy = resource.getrusage(resource.RUSAGE_SELF), busy_now()
     cpu = used.ru_utime + used.ru_stime
-    return Counts(cpu, used.ru_nvcsw, used.ru_nivcsw, used.ru_minflt, busy)
+    return Counts(cpu, used.ru_nivcsw, used.ru_minflt, busy)
 
 
 def as_usage(steps: list[Counts]) -> StepUsage:
@@ -129,15 +111,10 @@ class GpuWatch:
     """Background samples of the first ``count`` GPUs: clocks, throttling and other processes.
 
     One rank samples all GPUs. On the other ranks ``count`` is 0 and nothing happens.
-
-    Args:
-        ask: function (when, count) -> samples.
     """
 
-    def __init__(
-        self, count: int, ask: Callable[[str, int], list[GpuSample]] = gpus.sample
-    ) -> None:
-        self.count, self._ask = count, ask
+    def __init__(self, count: int) -> None:
+        self.count = count
         self._asking: threading.Thread | None = None
         self._known: list[GpuSample] = []
 
@@ -160,7 +137,7 @@ class GpuWatch:
         return self._known
 
     def _sample(self, when: str) -> None:
-        self._known += self._ask(when, self.count)
+        self._known += gpus.sample(when, self.count)
 
 
 # ---- heap of a CPU process ----
@@ -184,12 +161,6 @@ blocks are mapped under both.
 """
 
 
-def gives_back() -> bool:
-    """Return whether this process started with settings that return freed blocks to the kernel at
-    once."""
-    return all(os.environ.get(name) == value for name, value in ALLOCATOR.items())
-
-
 def keep_freed() -> bool:
     """Let the heap keep freed blocks from now on, as glibc's does by default.
 
@@ -197,6 +168,7 @@ def keep_freed() -> bool:
     own rule already, and a process without glibc has no such settings.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is None or not gives_back():
+    gives_back = all(os.environ.get(name) == value for name, value in ALLOCATOR.items())
+    if mallopt is None or not gives_back:
         return False
     return all([mallopt(name, value) for name, value in KEPT.items()])

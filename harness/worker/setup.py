@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -27,7 +28,7 @@ from harness.subjects.objectives import objective_of
 from harness.worker.loop import Run
 from strategies import initial
 from strategies.base import Slot
-from strategies.engine import NoOptimizer, Workload
+from strategies.engine import Workload
 from strategies.subject import Subject
 
 # ---- first weights ----
@@ -278,7 +279,7 @@ def prepare(
         part.configure(accelerator, module, launch)
     if feed is None:
         model = accelerator.prepare_model(module, evaluation_mode=True)
-        optimizer: Any = NoOptimizer()
+        optimizer: Any = SimpleNamespace(param_groups=[], state={})  # updates nothing
     else:
         chosen: Any = recipe.in_slot(Slot.OPTIMIZE)
         model, optimizer = engine.prepare(

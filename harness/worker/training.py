@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -61,11 +61,6 @@ def save(run: TrainingRun, folder: Path, facts: dict[str, Any], keep: int = 2) -
     return path
 
 
-def latest(folder: Path) -> Path | None:
-    """Return the newest complete checkpoint, or None."""
-    return newest_whole(folder)[0]
-
-
 def restore(
     run: TrainingRun, path: Path, wanted: dict[str, Any], *, trust: bool = False
 ) -> dict[str, Any]:
@@ -100,12 +95,12 @@ COLUMNS = 8
 class Training:
     """Checkpoints and samples of a training run.
 
-    ``folder`` None writes no checkpoint. ``trust`` resumes another user's checkpoint too, which may
-    run its code. ``averaged`` is the file for the averaged weights, for a later sampling run
-    (``--weights``).
+    ``checkpoint`` is the folder; None writes none. ``trust`` resumes another user's checkpoint too,
+    which may run its code. ``averaged`` is the file for the averaged weights, for a later sampling
+    run (``--weights``).
     """
 
-    folder: Path | None
+    checkpoint: Path | None = None
     save_every: int = 500
     resume: bool = False
     trust: bool = False
@@ -117,7 +112,7 @@ class Training:
 
     def begin(self, run: Run) -> None:
         """Resume from the newest checkpoint if requested and present."""
-        newest = latest(self.folder) if self.folder and self.resume else None
+        newest = newest_whole(self.checkpoint)[0] if self.checkpoint and self.resume else None
         if newest is not None:
             facts = restore(run, newest, terms(run.resolved), trust=self.trust)
             run.log.earlier, run.log.earlier_norms = facts["losses"], facts["grad_norms"]
@@ -129,9 +124,9 @@ class Training:
     def after_step(self, run: Run, last: bool) -> None:
         """Save every ``save_every`` steps and after the last."""
         due = run.optimizer_steps % self.save_every == 0
-        if self.folder and (due or last):
+        if self.checkpoint and (due or last):
             curves = {"losses": run.all_losses(), "grad_norms": run.all_norms()}
-            save(run, self.folder, {**terms(run.resolved), **curves})
+            save(run, self.checkpoint, {**terms(run.resolved), **curves})
 
     def finish(self, run: Run) -> None:
         """Save the trained weights, and sample every class from the averaged weights. All ranks
@@ -201,14 +196,4 @@ def from_options(options: argparse.Namespace) -> Training | None:
     """Return the requested training, or None for a run that only measures."""
     if not any((options.checkpoint, options.samples, options.trained, options.averaged)):
         return None
-    return Training(
-        folder=options.checkpoint,
-        save_every=options.save_every,
-        resume=options.resume,
-        trust=options.trust,
-        samples=options.samples,
-        trained=options.trained,
-        averaged=options.averaged,
-        sample_steps=options.sample_steps,
-        guidance=options.guidance,
-    )
+    return Training(**{f.name: getattr(options, f.name) for f in fields(Training)})

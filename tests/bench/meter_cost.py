@@ -29,7 +29,7 @@ from harness.spec import Spec
 from harness.worker import samples, setup
 from harness.worker.loop import optimizer_step
 from harness.worker.meter import make_meter
-from harness.worker.passes import SETTLING, measured_steps
+from harness.worker.passes import SETTLING, measured_steps, take
 from harness.worker.status import Reporter
 
 KINDS = ("plain", "again", "measured")
@@ -89,7 +89,7 @@ def steps_of(given: argparse.Namespace) -> dict[str, float]:
         if measured:
             run.folder, run.reporter, run.meter = folder, Reporter(folder, 0), meter
             run.reporter.peak = meter.peak_bytes
-            measured_steps(run)
+            take(run, measured_steps(run))
         else:
             samples.keep_freed()
             for _ in range(BEFORE + given.steps):  # nothing but a clock around them

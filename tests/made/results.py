@@ -96,7 +96,7 @@ def ok(recipe: str) -> Result:
     """A run of three steps with little else."""
     rank = Rank(
         rank=0, device="cpu", baseline_bytes=0, phases={"steady": Peak(allocated=3 * GIB // 2)},
-        categories=None, host_peak_bytes=0, pinned_bytes=0, nvme_bytes=0, warmup_seconds=[9.0],
+        categories=None, nvme_bytes=0, warmup_seconds=[9.0],
         step_seconds=[0.1, 0.3, 0.2], phase_seconds={},
     )  # fmt: skip
     return Result(status=Status.OK, spec=Spec(recipe=recipe), ranks=[rank])

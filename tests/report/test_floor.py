@@ -209,7 +209,7 @@ def two_ranks():
     """Three steps of two ranks; in the second the other rank waits for the slow one."""
     row = cpu_set()["ddp"]
     seconds = [[1.0, 1.4, 1.0], [0.9, 2.0, 1.0]]
-    common = {"voluntary_switches": [0] * 3, "busy_seconds": [0.0] * 3, "cores": 2}
+    common = {"busy_seconds": [0.0] * 3, "cores": 2}
     uses = [
         StepUsage(cpu_seconds=cpu, forced_switches=forced, minor_faults=[5, 7, 9], **common)
         for cpu, forced in (([0.9, 0.5, 0.9], [5, 5, 5]), ([0.9, 0.9, 0.95], [5, 90, 5]))

@@ -229,7 +229,7 @@ def test_what_was_trained_is_saved_by_itself(text, train_here, tmp_path):
     spec = dataclasses.replace(TINY, recipe=text, learning_rate=1e-2)
     run = train_here(spec, 2)
     file, resolved = tmp_path / "adapters.safetensors", resolve(spec)
-    fit = Training(folder=None, trained=file)
+    fit = Training(trained=file)
     fit.finish(run)
     trainable = sum(p.numel() for p in run.module.parameters() if p.requires_grad)
     assert file.stat().st_size < 4 * trainable + 20_000, "the frozen model is not in the file"

@@ -85,7 +85,7 @@ def test_files_are_swapped_beside_a_gpu_without_its_toolkit(no_op_is_loaded, mon
 
 def test_the_only_gpu_of_a_process_can_be_limited_though_it_has_no_number(monkeypatch):
     """accelerate's device of a process that trains alone is "cuda"; torch wants its index."""
-    from harness.worker.memory_limit import hold
+    from harness.worker.measure import hold
 
     taken = {}
 

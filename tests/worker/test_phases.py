@@ -62,8 +62,8 @@ def calls(monkeypatch, take, warmup: int, switched: bool = True) -> list[str]:
     run.engine.phase_hooks = marks
     run.samples.keep_freed.return_value = switched
     monkeypatch.setattr(passes, "samples", run.samples)
-    monkeypatch.setattr(passes, "timed", lambda *_: run.log.seconds.append(run.step()))
-    take(run)
+    monkeypatch.setattr(passes, "timed", lambda run: run.log.seconds.append(run.step()))
+    passes.take(run, take(run))
     assert len(run.log.seconds[run.log.timed_from :]) == 2
     return [
         " ".join([name, *(str(one) for one in (*given, *more.values()) if not hasattr(one, "run"))])
@@ -88,7 +88,7 @@ def test_memory_is_read_in_steps_of_its_own_before_the_clock(warmup, monkeypatch
 @pytest.mark.parametrize("switched", [True, False])
 def test_a_training_takes_no_step_that_it_was_not_asked_for(switched, monkeypatch):
     def take(run):
-        passes.training_steps(run, run.training)
+        return passes.training_steps(run, run.training)
 
     # On a GPU, whose heap did not change, reading goes on: it costs no step anything.
     reading = [] if switched else ["meter.enter steady"]

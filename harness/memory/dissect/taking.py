@@ -124,7 +124,7 @@ def take(run: Any) -> MemoryBreakdown:
     register_living(tracer, run)
     with stack.watching(), following(tracer, run), tracer:
         run.step()
-    tracer.finish()
+    tracer.catch_up()
     costs = Costs(synchronize)
     with run.engine.phase_hooks(run, costs.enter), costs:
         run.step()

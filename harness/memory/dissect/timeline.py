@@ -89,10 +89,10 @@ NOT_OURS = "/harness/memory/"
 class TimelineTracer(Tracer):
     """Tracer that also records the module and source line of each allocation."""
 
-    def __init__(self, trained: TrainingRun, device_type: str, stack: Stack) -> None:
+    def __init__(self, run: TrainingRun, device_type: str, stack: Stack) -> None:
         super().__init__({device_type: "device"})
         self.places = None  # the page shows all live storages, in any placement
-        self.stack, self.buckets, self.ops_run = stack, trained.engine.buckets, 0
+        self.stack, self.buckets, self.ops_run = stack, run.engine.buckets, 0
         self.modules: dict[int, str] = {}
         self.at: list[int] = []
         self.marks: list[list[Any]] = []
@@ -104,7 +104,7 @@ class TimelineTracer(Tracer):
 
     def enter(self, phase: str) -> None:
         """Begin a phase and record its first operation."""
-        self._catch_up()
+        self.catch_up()
         if phase != BEFORE:
             self.marks.append([self.ops_run, phase])
         super().enter(phase)
@@ -113,20 +113,16 @@ class TimelineTracer(Tracer):
         return _site() if self.phase != BEFORE else "", None
 
     def _add(self, storage: Storage) -> int:
-        self._catch_up()
+        self.catch_up()
         index = super()._add(storage)
         if self.phase != BEFORE:
             self.modules[index] = self.stack.now()
         return index
 
-    def _catch_up(self) -> None:
+    def catch_up(self) -> None:
         """Record the operation count for each event since the last call: storages are freed between
         two operations."""
         self.at += [self.ops_run] * (len(self.record.events) - len(self.at))
-
-    def finish(self) -> None:
-        """Complete the counts for the step's last events."""
-        self._catch_up()
 
     # -- results --
 
@@ -162,20 +158,17 @@ class TimelineTracer(Tracer):
                 fullest[column] = event
         kept = [fullest[column] for column in sorted(fullest)]
         top = self.record.events[peak][1]
+        passed = [phase for at, phase in self.marks if at <= self.at[peak]]
         return Timeline(
             op=[self.at[i] for i in kept],
             bytes={name: [totals[i][j] for i in kept] for j, name in enumerate(MEASURED)},
             marks=[*self.marks, [self.ops_run, "end"]],
             peak_op=self.at[peak],
-            peak_phase=self._phase_at(peak),
+            peak_phase=passed[-1] if passed else BEFORE,
             peak_maker=self.record.storages[top].op,
             peak_module=self.modules.get(top, ""),
             peak_site=self.record.storages[top].site,
         )
-
-    def _phase_at(self, event: int) -> str:
-        passed = [phase for at, phase in self.marks if at <= self.at[event]]
-        return passed[-1] if passed else BEFORE
 
     def lumps(self) -> list[Lump]:
         """Return the storages alive at the peak, similar ones together, the largest first."""
@@ -183,7 +176,7 @@ class TimelineTracer(Tracer):
         peak = max(range(len(totals)), key=lambda i: sum(totals[i]))
         sizes: Counter[tuple[str, str, str]] = Counter()
         counts: Counter[tuple[str, str, str]] = Counter()
-        for index in self._alive(peak + 1):
+        for index in self.record.alive(peak + 1):
             storage = self.record.storages[index]
             module = alike(self.modules.get(index, ""))
             key = (self._category(index), storage.op.removeprefix("aten."), module)
@@ -194,18 +187,12 @@ class TimelineTracer(Tracer):
             for (c, m, where), size in sizes.most_common(LUMPS)
         ]
 
-    def _alive(self, events: int) -> set[int]:
-        live: set[int] = set()
-        for sign, index in self.record.events[:events]:
-            (live.add if sign > 0 else live.discard)(index)
-        return live
-
     def kept(self) -> list[Kept]:
         """Return activations alive when the first backward begins, by the module that allocated
         them."""
         boundary = next(at for at, phase in self.marks if phase == "backward")
         made_by: Counter[str] = Counter()
-        for index in self._alive(sum(at <= boundary for at in self.at)):
+        for index in self.record.alive(sum(at <= boundary for at in self.at)):
             storage = self.record.storages[index]
             if storage.phase == "forward" and self._category(index) == "activations":
                 made_by[alike(self.modules[index])] += storage.size
