@@ -319,6 +319,15 @@ def test_the_batch_of_a_suite_fits_the_smallest_gpu(model, gib, processes, wante
         assert fits == [True, False]
 
 
+def test_a_batch_that_fits_is_a_process_s():
+    suite = load_suite("default", "cuda")
+    found = specs(suite, {}, gpus=2, gpu_bytes=139 * GIB)
+    assert {s.global_batch for s in found} == {128}
+    assert specs(suite, {"global_batch": 6}, gpus=2)[0].global_batch == 6
+    with pytest.raises(SuiteError, match="--global-batch"):
+        specs(suite, {}, gpus=2)
+
+
 @pytest.mark.thorough
 def test_the_rule_of_thumb_is_the_trace_within_two_percent(tmp_path):
     """Of states that outweigh activations, and of activations that outweigh states."""
