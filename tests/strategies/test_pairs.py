@@ -188,12 +188,12 @@ def test_what_is_added_changes_nothing_at_first(text, train_here):
 
 
 def test_what_must_not_change_the_computation_does_not(train_here):
-    _, usual = train_here(TINY, 3)
-    wanted = [float(loss) for loss in usual.losses]
+    usual = train_here(TINY, 3)
+    wanted = [float(loss) for loss in usual.log.losses]
     for text in EXACT_LOSSES:
         assert parse(text).parity == "exact"
-        _, other = train_here(dataclasses.replace(TINY, recipe=text), 3)
-        assert [float(x) for x in other.losses] == pytest.approx(wanted, rel=1e-5), text
+        other = train_here(dataclasses.replace(TINY, recipe=text), 3)
+        assert [float(x) for x in other.log.losses] == pytest.approx(wanted, rel=1e-5), text
 
 
 def test_norms_are_logged_without_the_loss_scale(train_here):
