@@ -221,7 +221,7 @@ class Subject:
     def survey(self) -> Survey:
         """Facts from one forward pass of ``example`` on tensors without memory, cached. It imports
         torch; with a formula in its place, a subject's recipes are checked without torch."""
-        return _survey(self)
+        return surveyed(self)
 
     @property
     def parameters(self) -> int:
@@ -325,9 +325,11 @@ def attentions(module: nn.Module) -> list[Any]:
 
 
 @functools.lru_cache(maxsize=64)
-def _survey(subject: Subject) -> Survey:
-    import torch
+def surveyed(subject: Subject, unread: tuple[str, ...] = ()) -> Survey:
+    """Return a survey on fake tensors, which behave like a CPU's and use no memory; models read a
+    device's name or a mask's values, which "meta" lacks. ``unread``: see ``survey.of``."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
 
-    with torch.device("meta"):
-        module, sample = subject.make(), subject.example("meta")
-    return survey.of(subject, module, lambda: subject.predict(module, *sample))
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        module, sample = subject.make(), subject.example("cpu")
+        return survey.of(subject, module, lambda: subject.predict(module, *sample), unread)

@@ -78,18 +78,20 @@ def sizes_of(module: nn.Module, blocks: Sequence[nn.Module]) -> Sizes:
 
 
 def of(
-    subject: Any, module: nn.Module, run: Callable[[], Any], unread: Sequence[str] = ()
+    subject: Any, module: nn.Module, run: Callable[[], Any], unread: tuple[str, ...] = ()
 ) -> Survey:
     """Return the survey of ``module``, made by ``subject`` (``strategies.subject.Subject``) on
     meta, while ``run`` takes one sample through it.
 
-    Parameters that get no gradient are frozen, and those of ``unread``, whose gradient is always
-    zero. Products are counted by the formulas of ``evidence.flops``; elementwise work is not.
+    Parameters that get no gradient are frozen, and those whose names begin like one of ``unread``,
+    whose gradient is always zero. Products are counted by the formulas of ``evidence.flops``;
+    elementwise work is not.
     """
     import torch
     from torch import nn
 
-    still = tuple(dict.fromkeys((*idle(module, run), *unread)))
+    zero = [name for name, _ in module.named_parameters() if name.startswith(unread)]
+    still = tuple(dict.fromkeys((*idle(module, run), *zero)))
     for name in still:
         module.get_parameter(name).requires_grad_(False)
     blocks = subject.blocks(module)

@@ -18,7 +18,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from harness import opened
 from harness.exits import exits_raise
@@ -39,12 +39,6 @@ _OPENED: dict[str, set[str]] = {}
 """File of a model -> modules and other files of the user's that its code has opened so far."""
 
 
-def _noted(model: str) -> contextlib.AbstractContextManager[None]:
-    """Return a context in which the user's files that are opened count for the model's identity."""
-    path = _path(model)
-    return opened.noted(_OPENED.setdefault(str(path), set()), [path.absolute().parent])
-
-
 @contextlib.contextmanager
 def users_code(model: str) -> Iterator[None]:
     """Run code of the file that ``model`` names, and note the user's files that it opens.
@@ -52,18 +46,19 @@ def users_code(model: str) -> Iterator[None]:
     Raises:
         BadInput: it raised or exited; names the error and the last executed line of that file.
     """
+    place = _path(model)
+    seen = _OPENED.setdefault(str(place), set())
     try:
-        with _noted(model), exits_raise():
+        with opened.noted(seen, [place.absolute().parent]), exits_raise():
             yield
     except (BadInput, KeyboardInterrupt):
         raise
     except (Exception, SystemExit) as error:
-        path = Path(model.partition(":")[0])
         frames = traceback.extract_tb(error.__traceback__)
-        lines = [frame.lineno for frame in frames if Path(frame.filename) == path]
+        lines = [frame.lineno for frame in frames if Path(frame.filename) == place]
         # A file that is not Python, or a missing argument, has no frame in it.
         line = lines[-1] if lines else getattr(error, "lineno", None)
-        where = f"{path}, line {line}" if line else path
+        where = f"{place}, line {line}" if line else place
         what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         raise BadInput(f"model {model}: {where}: {what}") from error
 
@@ -195,23 +190,26 @@ def _count(module: nn.Module) -> int:
     return sum(p.numel() for p in module.parameters())
 
 
-class _Measured:
-    """Facts of the function's module and example, from fake tensors: names, samples, the survey."""
+class _Measured(NamedTuple):
+    """Facts of the function's module and example: names and number of its samples, a survey."""
 
-    def __init__(self, subject: OwnModule) -> None:
-        from torch._subclasses.fake_tensor import FakeTensorMode
-
-        with FakeTensorMode(allow_non_fake_inputs=True), users_code(subject.model):
-            module, batch, loss = subject.made()
-            self.names, self.samples = tuple(batch), len(next(iter(batch.values())))
-            one = {name: tensor[:1] for name, tensor in batch.items()}
-            with _no_exit(subject.model):
-                self.survey = survey.of(subject, module, lambda: loss(module, one))
+    names: tuple[str, ...]
+    samples: int
+    survey: Survey
 
 
 @functools.lru_cache(maxsize=16)
 def _measured(kind: type[OwnModule], model: str) -> _Measured:
-    return _Measured(kind(model=model, data=DataFacts(1, 1, 1, 1), objective="own"))
+    """Return the facts, from fake tensors."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    subject = kind(model=model, data=DataFacts(1, 1, 1, 1), objective="own")
+    with FakeTensorMode(allow_non_fake_inputs=True), users_code(model):
+        module, batch, loss = subject.made()
+        one = {name: tensor[:1] for name, tensor in batch.items()}
+        with _no_exit(model):
+            found = survey.of(subject, module, lambda: loss(module, one))
+    return _Measured(tuple(batch), len(next(iter(batch.values()))), found)
 
 
 _LOSSES: dict[type[OwnModule], Callable[..., Any]] = {}

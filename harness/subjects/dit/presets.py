@@ -7,7 +7,6 @@ import dataclasses
 import difflib
 import functools
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from strategies.base import BadInput, Sizes
@@ -30,29 +29,13 @@ class Shape:
     patch_size: int
     mlp_ratio: float = 4.0
 
-    def __post_init__(self) -> None:
-        if self.hidden_size % self.num_heads or self.hidden_size % 4:
-            raise ValueError(
-                f"hidden_size is {self.hidden_size}; it must divide by num_heads "
-                f"({self.num_heads}) and by 4 (sine and cosine of rows and columns)"
-            )
-
     @property
     def mlp_size(self) -> int:
         """Return the hidden units of a block's MLP."""
         return int(self.hidden_size * self.mlp_ratio)
 
     def tokens(self, input_size: int) -> int:
-        """Return the tokens of one sample.
-
-        Raises:
-            ValueError: patches do not tile the input.
-        """
-        if input_size % self.patch_size:
-            raise ValueError(
-                f"input_size {input_size} does not divide by patch_size {self.patch_size}; "
-                "choose a preset with a patch that does"
-            )
+        """Return the tokens of one sample."""
         return (input_size // self.patch_size) ** 2
 
 
@@ -92,25 +75,27 @@ def shape_of(name: str) -> Shape:
         patches = [known for known in PRESETS if known.startswith(f"{preset}/")]
         hint = f"its patch size is missing: {', '.join(patches)}" if patches else _closest(preset)
         raise BadInput(f"unknown model {preset!r}; {hint}")
-    changes, typed = {}, {"hidden_size": "width", "num_heads": "heads"}
+    changes: dict[str, int] = {}
     for pair in filter(None, options.split(",")):
         key, _, value = pair.partition("=")
         if key not in SIZES:
-            raise BadInput(f"model {name!r} has no size {key!r}; {_nearest(key, SIZES)}")
+            near = difflib.get_close_matches(key, SIZES, n=1, cutoff=0.3)
+            hint = f"did you mean {near[0]!r}?" if near else f"one of {', '.join(SIZES)}"
+            raise BadInput(f"model {name!r} has no size {key!r}; {hint}")
         if not re.fullmatch("0*[1-9][0-9]{0,6}", value):
             raise BadInput(f"model {name!r}: {key} is {value!r:.30}; a whole number from 1 to 10^7")
         if key == "depth" and int(value) > MOST_BLOCKS:
             raise BadInput(f"model {name!r}: depth is {value}; at most {MOST_BLOCKS} blocks")
         if SIZES[key] in changes:
             raise BadInput(f"model {name!r} has its {key} twice; give it once")
-        changes[SIZES[key]], typed[SIZES[key]] = int(value), key
-    try:
-        return dataclasses.replace(PRESETS[preset], **changes)
-    except ValueError as error:
-        said = str(error)
-        for field, key in typed.items():
-            said = said.replace(field, key)
-        raise BadInput(f"model {name!r}: {said}") from None
+        changes[SIZES[key]] = int(value)
+    shape = dataclasses.replace(PRESETS[preset], **changes)
+    if shape.hidden_size % shape.num_heads or shape.hidden_size % 4:
+        raise BadInput(
+            f"model {name!r}: width is {shape.hidden_size}; it must divide by heads "
+            f"({shape.num_heads}) and by 4 (sine and cosine of rows and columns)"
+        )
+    return shape
 
 
 def _closest(preset: str) -> str:
@@ -122,11 +107,6 @@ def _closest(preset: str) -> str:
         return f"did you mean {(same or typed)[0]!r}?"
     *most, last = _FAMILIES
     return f"a DiT is {', '.join(most)} or {last} with /2, /4 or /8, as DiT-XL/2"
-
-
-def _nearest(word: str, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(word, known, n=1, cutoff=0.3)
-    return f"did you mean {close[0]!r}?" if close else f"one of {', '.join(known)}"
 
 
 @functools.lru_cache(maxsize=64)

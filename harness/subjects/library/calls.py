@@ -13,7 +13,7 @@ import contextlib
 import functools
 import inspect
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -65,27 +65,38 @@ def take_part(module: nn.Module, part: int, parts: int, stripes: str) -> None:
     """
     known = hasattr(module, PART)
     setattr(module, PART, (part, parts))
+    rotary, embed = getattr(module, ROTARY, None), getattr(module, EMBED, None)
     if known:
         return
-    if hasattr(module, ROTARY):
-        _of_rows(module) if stripes == "height" else _of_tokens(module)
-    elif stripes == "height" and hasattr(module, EMBED):
-        _of_an_image(module)
-    elif hasattr(module, EMBED) and LENGTH in _takes(getattr(module, EMBED)):
-        _of_sample_and_text(module)
+    if rotary is not None and stripes == "height":
+        _of_rows(module, rotary)
+    elif rotary is not None:
+        _cut_outputs(module, rotary, 1)
+    elif embed is not None and stripes == "height":
+        _of_an_image(module, embed)
+    elif embed is not None and LENGTH in inspect.signature(embed.forward).parameters:
 
+        def whole(_: Any, given: tuple[Any, ...], named: dict[str, Any]) -> Any:
+            return given, {**named, LENGTH: named[LENGTH] * _part(module)[1]}
 
-def _takes(module: nn.Module) -> Collection[str]:
-    return inspect.signature(module.forward).parameters
+        embed.register_forward_pre_hook(whole, with_kwargs=True)
+        _cut_outputs(module, embed, 0)
 
 
 def _part(model: Any) -> tuple[int, int]:
     return getattr(getattr(model, "module", model), PART, (0, 1))
 
 
-def _of_rows(module: nn.Module) -> None:
-    rotary = getattr(module, ROTARY)
+def _cut_outputs(module: nn.Module, layer: nn.Module, axis: int) -> None:
+    """Cut the positions that ``layer`` computes of whole samples."""
 
+    def cut(_: Any, given: tuple[Any, ...], made: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return tuple(mine(module, table, axis) for table in made)
+
+    layer.register_forward_hook(cut)
+
+
+def _of_rows(module: nn.Module, rotary: Any) -> None:
     def whole(_: Any, given: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """Replace the part by a tensor of the whole's shape; the module reads only the shape."""
         x, parts = given[0], _part(module)[1]
@@ -102,28 +113,7 @@ def _of_rows(module: nn.Module) -> None:
     rotary.register_forward_hook(cut)
 
 
-def _of_tokens(module: nn.Module) -> None:
-    def cut(_: Any, given: tuple[Any, ...], made: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        return tuple(mine(module, table, 1) for table in made)
-
-    getattr(module, ROTARY).register_forward_hook(cut)
-
-
-def _of_sample_and_text(module: nn.Module) -> None:
-    """Cut positions [T, K] of a whole sample and of its text, which the module computes."""
-
-    def whole(_: Any, given: tuple[Any, ...], named: dict[str, Any]) -> Any:
-        return given, {**named, LENGTH: named[LENGTH] * _part(module)[1]}
-
-    def cut(_: Any, given: tuple[Any, ...], made: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        return tuple(mine(module, table) for table in made)
-
-    positions = getattr(module, EMBED)
-    positions.register_forward_pre_hook(whole, with_kwargs=True)
-    positions.register_forward_hook(cut)
-
-
-def _of_an_image(module: nn.Module) -> None:
+def _of_an_image(module: nn.Module, embed: nn.Module) -> None:
     """Add an image's positions for a part of it.
 
     The module adds positions where it makes tokens. So it gets the part at its position among
@@ -135,7 +125,6 @@ def _of_an_image(module: nn.Module) -> None:
         rows = x.shape[2]
         return (F.pad(x, (0, 0, part * rows, (parts - 1 - part) * rows)),)
 
-    embed = getattr(module, EMBED)
     embed.register_forward_pre_hook(placed)
     embed.register_forward_hook(lambda _, given, made: mine(module, made, 1))
 
@@ -165,40 +154,46 @@ def _guidance(x: Tensor, config: Config, usual: bool) -> Tensor | None:
     return x.new_full((len(x),), GUIDANCE, dtype=torch.float32)
 
 
+NAMES = {
+    "text": "encoder_hidden_states",
+    "mask": "encoder_attention_mask",
+    "pooled": "pooled_projections",
+}
+"""Condition -> name that most classes give it."""
+
+
+def usual(m: Any, x: Tensor, t_B: Tensor, c: Given, *of_sample: Any, **more: Any) -> Any:
+    """Return the output of a class that takes sample, time and conditions by the usual names, and
+    ``more``. It is the whole call of a family that names no other."""
+    given = {NAMES[name]: value for name, value in c.items() if name in NAMES}
+    return m(hidden_states=x, timestep=t_B, **given, **more, return_dict=False)[0]
+
+
 def flux(m: Any, x: Tensor, t_B: Tensor, c: Given, config: Config, space: Space) -> Tensor:
-    return m(
-        hidden_states=x, timestep=t_B, encoder_hidden_states=c["text"],
-        pooled_projections=c["pooled"], guidance=_guidance(x, config, False),
+    return usual(
+        m, x, t_B, c, guidance=_guidance(x, config, False),
         img_ids=mine(m, _grid(x, space.height // 2, space.width // 2, 3)),
-        txt_ids=mine(m, torch.zeros(space.text, 3, device=x.device)), return_dict=False,
-    )[0]  # fmt: skip
+        txt_ids=mine(m, torch.zeros(space.text, 3, device=x.device)),
+    )  # fmt: skip
 
 
 def chroma(m: Any, x: Tensor, t_B: Tensor, c: Given, config: Config, space: Space) -> Tensor:
     whole = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
-    return m(
-        hidden_states=x, timestep=t_B, encoder_hidden_states=c["text"],
-        img_ids=_grid(x, space.height // 2, space.width // 2, 3),
+    return usual(
+        m, x, t_B, {"text": c["text"]}, img_ids=_grid(x, space.height // 2, space.width // 2, 3),
         txt_ids=torch.zeros(space.text, 3, device=x.device),
-        attention_mask=torch.cat([c["mask"], whole], dim=1), return_dict=False,
-    )[0]  # fmt: skip
+        attention_mask=torch.cat([c["mask"], whole], dim=1),
+    )  # fmt: skip
 
 
 def flux2(m: Any, x: Tensor, t_B: Tensor, c: Given, config: Config, space: Space) -> Tensor:
     txt_ids = torch.zeros(space.text, 4, device=x.device)
     txt_ids[:, 3] = torch.arange(space.text, device=x.device)
-    return m(
-        hidden_states=x, timestep=t_B, encoder_hidden_states=c["text"], txt_ids=mine(m, txt_ids),
+    return usual(
+        m, x, t_B, c, txt_ids=mine(m, txt_ids),
         img_ids=mine(m, _grid(x, space.height // 2, space.width // 2, 4)),
-        guidance=_guidance(x, config, True), return_dict=False,
-    )[0]  # fmt: skip
-
-
-def sd3(m: Any, x: Tensor, t_B: Tensor, c: Given, config: Config, space: Space) -> Tensor:
-    return m(
-        hidden_states=x, timestep=t_B, encoder_hidden_states=c["text"],
-        pooled_projections=c["pooled"], return_dict=False,
-    )[0]  # fmt: skip
+        guidance=_guidance(x, config, True),
+    )  # fmt: skip
 
 
 def pixart(m: Any, x: Tensor, t_B: Tensor, c: Given, config: Config, space: Space) -> Tensor:
@@ -207,10 +202,7 @@ def pixart(m: Any, x: Tensor, t_B: Tensor, c: Given, config: Config, space: Spac
     if config.get("sample_size", 128) == 128 if asked is None else asked:
         size = x.new_tensor([8.0 * space.height, 8.0 * space.width])
         added = {"resolution": size.expand(len(x), 2), "aspect_ratio": x.new_ones(len(x), 1)}
-    return m(
-        x, encoder_hidden_states=c["text"], timestep=t_B, added_cond_kwargs=added,
-        encoder_attention_mask=c["mask"], return_dict=False,
-    )[0]  # fmt: skip
+    return usual(m, x, t_B, c, added_cond_kwargs=added)
 
 
 def dit(m: Any, x: Tensor, t_B: Tensor, c: Given, config: Config, space: Space) -> Tensor:
@@ -220,19 +212,9 @@ def dit(m: Any, x: Tensor, t_B: Tensor, c: Given, config: Config, space: Space) 
     return m(x, timestep=t_B, class_labels=labels, return_dict=False)[0]
 
 
-def wan(m: Any, x: Tensor, t_B: Tensor, c: Given, config: Config, space: Space) -> Tensor:
-    return m(
-        hidden_states=x, timestep=t_B, encoder_hidden_states=c["text"], return_dict=False
-    )[0]  # fmt: skip
-
-
 def hunyuanvideo(m: Any, x: Tensor, t_B: Tensor, c: Given, config: Config, space: Space) -> Tensor:
     guidance = _guidance(x, config, True)
-    return m(
-        hidden_states=x, timestep=t_B, encoder_hidden_states=c["text"],
-        encoder_attention_mask=c["mask"], pooled_projections=c["pooled"],
-        guidance=None if guidance is None else 1000 * guidance, return_dict=False,
-    )[0]  # fmt: skip
+    return usual(m, x, t_B, c, guidance=None if guidance is None else 1000 * guidance)
 
 
 def hunyuanvideo15(
@@ -240,12 +222,10 @@ def hunyuanvideo15(
 ) -> Tensor:
     shape = list(x.shape)
     shape[1] = config.get("in_channels", 65) - shape[1]  # the latent of a first frame, and its mask
-    return m(
-        hidden_states=torch.cat([x, x.new_zeros(shape)], 1), timestep=t_B,
-        encoder_hidden_states=c["text"], encoder_attention_mask=c["mask"],
-        encoder_hidden_states_2=c["glyphs"], encoder_attention_mask_2=c["glyph_mask"],
-        image_embeds=c["image"], return_dict=False,
-    )[0]  # fmt: skip
+    return usual(
+        m, torch.cat([x, x.new_zeros(shape)], 1), t_B, c, encoder_hidden_states_2=c["glyphs"],
+        encoder_attention_mask_2=c["glyph_mask"], image_embeds=c["image"],
+    )  # fmt: skip
 
 
 def qwen(m: Any, x: Tensor, t_B: Tensor, c: Given, config: Config, space: Space) -> Tensor:
@@ -265,10 +245,8 @@ def qwen21(m: Any, x: Tensor, t_B: Tensor, c: Given, config: Config, space: Spac
     slots = torch.zeros(len(x), space.text + x.shape[1] // 4, dtype=torch.bool, device=x.device)
     slots[:, space.text :] = True
     with _Follows(space.text, x.shape[1]) if _valueless(x) else contextlib.nullcontext():
-        return m(
-            hidden_states=x, timestep=t_B, encoder_hidden_states=c["text"], img_mask=slots,
-            img_shapes=[[(1, space.height, space.width)]] * len(x), return_dict=False,
-        )[0][:, space.text :]  # fmt: skip
+        shapes = [[(1, space.height, space.width)]] * len(x)
+        return usual(m, x, t_B, c, img_mask=slots, img_shapes=shapes)[:, space.text :]
 
 
 def zimage(m: Any, x: Tensor, t_B: Tensor, c: Given, config: Config, space: Space) -> Tensor:
@@ -277,11 +255,9 @@ def zimage(m: Any, x: Tensor, t_B: Tensor, c: Given, config: Config, space: Spac
 
 
 def ltx(m: Any, x: Tensor, t_B: Tensor, c: Given, config: Config, space: Space) -> Tensor:
-    return m(
-        hidden_states=x, timestep=t_B, encoder_hidden_states=c["text"],
-        encoder_attention_mask=c["mask"], num_frames=space.frames, height=space.height,
-        width=space.width, rope_interpolation_scale=(8 / RATE, 32, 32), return_dict=False,
-    )[0]  # fmt: skip
+    scale, frames = (8 / RATE, 32, 32), space.frames
+    size = {"num_frames": frames, "height": space.height, "width": space.width}
+    return usual(m, x, t_B, c, rope_interpolation_scale=scale, **size)
 
 
 def cogvideox(m: Any, x: Tensor, t_B: Tensor, c: Given, config: Config, space: Space) -> Tensor:
@@ -294,11 +270,7 @@ def cogvideox(m: Any, x: Tensor, t_B: Tensor, c: Given, config: Config, space: S
         frames, rows = x.shape[1] // per_patch, space.height // 2
         tables = _video_rotary(config, frames, rows, space.width // 2, x.device)
         rotary = tuple(rows_of(m, table, 0, frames, rows) for table in tables)
-    out = m(
-        hidden_states=x, timestep=t_B, encoder_hidden_states=c["text"], image_rotary_emb=rotary,
-        return_dict=False,
-    )[0]  # fmt: skip
-    return out[:, missing:]
+    return usual(m, x, t_B, c, image_rotary_emb=rotary)[:, missing:]
 
 
 def _video_rotary(
@@ -320,41 +292,14 @@ def _video_rotary(
 
 def cogview4(m: Any, x: Tensor, t_B: Tensor, c: Given, config: Config, space: Space) -> Tensor:
     size = x.new_tensor([8.0 * space.height, 8.0 * space.width]).expand(len(x), 2)
-    return m(
-        hidden_states=x, timestep=t_B, encoder_hidden_states=c["text"], original_size=size,
-        target_size=size, crop_coords=torch.zeros_like(size), return_dict=False,
-    )[0]  # fmt: skip
-
-
-def mochi(m: Any, x: Tensor, t_B: Tensor, c: Given, config: Config, space: Space) -> Tensor:
-    return m(
-        hidden_states=x, timestep=t_B, encoder_hidden_states=c["text"],
-        encoder_attention_mask=c["mask"], return_dict=False,
-    )[0]  # fmt: skip
-
-
-def sana(m: Any, x: Tensor, t_B: Tensor, c: Given, config: Config, space: Space) -> Tensor:
-    return m(
-        x, encoder_hidden_states=c["text"], timestep=t_B, encoder_attention_mask=c["mask"],
-        return_dict=False,
-    )[0]  # fmt: skip
-
-
-def lumina2(m: Any, x: Tensor, t_B: Tensor, c: Given, config: Config, space: Space) -> Tensor:
-    return m(x, t_B, c["text"], c["mask"], return_dict=False)[0]
-
-
-def aura(m: Any, x: Tensor, t_B: Tensor, c: Given, config: Config, space: Space) -> Tensor:
-    return m(x, encoder_hidden_states=c["text"], timestep=t_B, return_dict=False)[0]
+    corner = torch.zeros_like(size)
+    return usual(m, x, t_B, c, original_size=size, target_size=size, crop_coords=corner)
 
 
 def krea2(m: Any, x: Tensor, t_B: Tensor, c: Given, config: Config, space: Space) -> Tensor:
     image = _grid(x, space.height // 2, space.width // 2, 3)
     places = torch.cat([image.new_zeros(space.text, 3), image])
-    return m(
-        x, encoder_hidden_states=c["text"], timestep=t_B, position_ids=places,
-        encoder_attention_mask=c["mask"], return_dict=False,
-    )[0]  # fmt: skip
+    return usual(m, x, t_B, c, position_ids=places)
 
 
 def ideogram4(m: Any, x: Tensor, t_B: Tensor, c: Given, config: Config, space: Space) -> Tensor:
@@ -432,10 +377,8 @@ def _packed(space: Space, sound: Tensor, device: torch.device) -> Tensor:
 CALLS: dict[str, Callable[..., Tensor]] = {
     call.__name__: call
     for call in (
-        *(flux, chroma, flux2, sd3, pixart, dit, wan, hunyuanvideo, hunyuanvideo15),
-        *(qwen, qwen21, zimage, ltx, cogvideox),
-        *(cogview4, mochi, sana, lumina2, aura, krea2, ideogram4, ltx2),
-        *(hidream, minimax_h3),
+        *(usual, flux, chroma, flux2, pixart, dit, hunyuanvideo, hunyuanvideo15, qwen, qwen21),
+        *(zimage, ltx, cogvideox, cogview4, krea2, ideogram4, ltx2, hidream, minimax_h3),
     )
 }
 """``Family.call`` -> function."""
@@ -477,14 +420,10 @@ def _valueless(x: Tensor) -> bool:
     return type(x) is not Tensor or x.device.type == "meta"
 
 
-@contextlib.contextmanager
-def masks_are_whole(x: Tensor, text: int) -> Iterator[None]:
-    """Within this context, a class can read the values of its mask even if tensors have none.
-
-    In a prediction the mask covers all ``text`` tokens. Otherwise nothing changes.
-    """
-    with _Whole(text) if _valueless(x) else contextlib.nullcontext():
-        yield
+def masks_are_whole(x: Tensor, text: int) -> Any:
+    """Return a context within which a class can read the values of its mask even if tensors have
+    none, as in a prediction: it covers all ``text`` tokens. Otherwise nothing changes."""
+    return _Whole(text) if _valueless(x) else contextlib.nullcontext()
 
 
 class _Follows(TorchFunctionMode):

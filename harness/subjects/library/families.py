@@ -23,8 +23,10 @@ from strategies.files import own_table, parse_yaml
 from strategies.subject import MOST_BLOCKS
 
 Config = Mapping[str, Any]
-Given = tuple[tuple[int, ...], str]
-"""(shape of one sample's condition, its contents: "normal", "true", "label")."""
+TOKENS = "tokens of text"
+Conditions = Mapping[str, Sequence[str | int]]
+"""Name of a condition -> its shape for one sample, of numbers, of ``TOKENS`` and of keys of the
+configuration. Masks are all true, "y" are labels, and others are normal."""
 
 
 class Space(NamedTuple):
@@ -59,9 +61,9 @@ class Family:
     """
 
     name: str
-    call: str
     depths: Mapping[str, str]
     defaults: Config
+    call: str = "usual"
     text: str = ""
     channels: str = "in_channels"
     refiners: str = ""
@@ -71,7 +73,7 @@ class Family:
     layout: str = "image"
     masked: bool = False
     pooled: str = ""
-    more: Callable[[Config, Space], Mapping[str, Given]] = field(default=lambda config, space: {})
+    more: Conditions | Callable[[Config, Space], Conditions] = field(default_factory=dict)
     down: int = 8
     every: int = 0
     clip: int = 0
@@ -80,7 +82,6 @@ class Family:
     resolution: str = "1024x1024"
     frames: int = 1
     text_tokens: int = 256
-    random: bool = False
     unread: tuple[str, ...] = ()
     """Layers of the first group's last block that compute queries whose results are not read: their
     gradient exists and is zero."""
@@ -147,17 +148,19 @@ class Family:
         count, rest = divmod(frames - first, more)
         return 0 if rest or count < 0 else shortest + each * count
 
-    def conditions(self, config: Config, space: Space) -> dict[str, Given]:
-        """Return the conditions of one sample, by name."""
-        found: dict[str, Given] = {}
-        if self.text:
-            width = self.value(config, self.text)
-            found["text"] = ((space.text, width), "normal")
+    def conditions(self, config: Config, space: Space) -> dict[str, tuple[int, ...]]:
+        """Return the shape of each condition of one sample, by name."""
+        found: dict[str, Sequence[str | int]] = {"text": (TOKENS, self.text)} if self.text else {}
         if self.masked:
-            found["mask"] = ((space.text,), "true")
+            found["mask"] = (TOKENS,)
         if self.pooled:
-            found["pooled"] = ((self.value(config, self.pooled),), "normal")
-        return {**found, **self.more(config, space)}
+            found["pooled"] = (self.pooled,)
+        found |= self.more(config, space) if callable(self.more) else self.more
+        known = {**self.defaults, **config, TOKENS: space.text}
+        return {
+            name: tuple(known[n] if isinstance(n, str) else n for n in shape)
+            for name, shape in found.items()
+        }
 
 
 LAYOUTS: dict[str, Callable[[int, Space], tuple[int, ...]]] = {
@@ -183,9 +186,11 @@ KREA = {"in_channels": 64, "text_hidden_dim": 2560, "num_text_layers": 12, "num_
 
 REFERENCES, MOST_REFERENCES = "references", 10
 """Key with the number of reference images of an edit, and the largest one."""
-GLYPHS, PATCHES = 256, 729
-"""Tokens that each sample of HunyuanVideo 1.5 has beside its text: of ByT5, which reads the words
-to be written in the video, and of SigLIP, which sees the first frame."""
+GLYPHS_AND_IMAGE = {"glyphs": (256, "text_embed_2_dim"), "glyph_mask": (256,),
+                    "image": (729, "image_embed_dim")}  # fmt: skip
+"""What each sample of HunyuanVideo 1.5 has beside its text, all valid: tokens of ByT5, which reads
+the words to be written in the video, and of SigLIP, which sees the first frame. A prompt without
+words, or a video without an image, has as many, and masks them."""
 HIDREAM = {"in_channels": 64, "caption_channels": None, "llama_layers": None,
            "text_emb_dim": 2048, "num_layers": 16, "num_single_layers": 32}  # fmt: skip
 HUNYUAN15 = {"in_channels": 65, "out_channels": 32, "text_embed_dim": 3584,
@@ -195,14 +200,7 @@ LTX2 = {"in_channels": 128, "caption_channels": 3840, "cross_attention_dim": 409
         "num_layers": 48}  # fmt: skip
 
 
-def _of_layers(config: Config, space: Space) -> Mapping[str, Given]:
-    """Return text whose tokens have the outputs of several layers of the encoder."""
-    known = {**KREA, **config}
-    shape = (space.text, known["num_text_layers"], known["text_hidden_dim"])
-    return {"text": (shape, "normal")}
-
-
-def _references(config: Config, space: Space) -> Mapping[str, Given]:
+def _references(config: Config, space: Space) -> Conditions:
     """Return the packed latents of an edit's reference images, each of the target's size.
 
     Raises:
@@ -212,41 +210,28 @@ def _references(config: Config, space: Space) -> Mapping[str, Given]:
     if type(count) is not int or not 0 <= count <= MOST_REFERENCES:
         raise BadInput(f"set has {REFERENCES}={count}; write a number from 0 to {MOST_REFERENCES}")
     shape = LAYOUTS["packed"](config.get("in_channels", 64), space)
-    return {"reference": ((count * shape[0], shape[1]), "normal")} if count else {}
+    return {"reference": (count * shape[0], shape[1])} if count else {}
 
 
-def _of_glyphs_and_image(config: Config, space: Space) -> Mapping[str, Given]:
-    """Return HunyuanVideo 1.5's tokens of glyphs and of an image, all valid: a prompt without words
-    to be written, or a video without an image, has as many, and masks them."""
-    known = {**HUNYUAN15, **config}
-    return {
-        "glyphs": ((GLYPHS, known["text_embed_2_dim"]), "normal"),
-        "glyph_mask": ((GLYPHS,), "true"),
-        "image": ((PATCHES, known["image_embed_dim"]), "normal"),
-    }
-
-
-def _for_sight_and_sound(config: Config, space: Space) -> Mapping[str, Given]:
+def _for_sight_and_sound(config: Config, space: Space) -> Conditions:
     """Return LTX-2's texts of video and sound. From 2.3 on, the connectors project them to the
     widths of their cross-attention, and the transformer does not."""
-    known = {**LTX2, **config}
-    ends = ("cross_attention_dim", "audio_cross_attention_dim")
-    keys = ("caption_channels",) * 2 if known["use_prompt_embeddings"] else ends
-    names = ("text", "audio_text")
+    if {**LTX2, **config}["use_prompt_embeddings"]:
+        return dict.fromkeys(("text", "audio_text"), (TOKENS, "caption_channels"))
     return {
-        name: ((space.text, known[key]), "normal") for name, key in zip(names, keys, strict=True)
+        "text": (TOKENS, "cross_attention_dim"),
+        "audio_text": (TOKENS, "audio_cross_attention_dim"),
     }
 
 
-def _of_two_encoders(config: Config, space: Space) -> Mapping[str, Given]:
+def _of_two_encoders(config: Config, space: Space) -> Conditions:
     """Return text of T5, and of each layer of Llama: HiDream's blocks take one layer each."""
     widths, layers = config.get("caption_channels"), config.get("llama_layers")
     if not widths or not layers:
         raise BadInput(
             "caption_channels and llama_layers have no defaults; give --config config.json"
         )
-    shape = (max(layers) + 1, space.text, widths[1])
-    return {"text": ((space.text, widths[0]), "normal"), "llama": (shape, "normal")}
+    return {"text": (TOKENS, widths[0]), "llama": (max(layers) + 1, TOKENS, widths[1])}
 
 
 _ALL = [
@@ -267,7 +252,7 @@ _ALL = [
         text="joint_attention_dim", text_tokens=512, stripes="tokens", joint=True,
     ),
     Family(
-        name="SD3Transformer2DModel", call="sd3", depths=ONE, text="joint_attention_dim",
+        name="SD3Transformer2DModel", depths=ONE, text="joint_attention_dim",
         defaults={"in_channels": 16, "joint_attention_dim": 4096, "pooled_projection_dim": 2048,
                   "num_layers": 18},
         pooled="pooled_projection_dim", text_tokens=333, unread=QUERIES, stripes="height",
@@ -283,11 +268,11 @@ _ALL = [
         name="DiTTransformer2DModel", call="dit", depths=ONE, head="proj_out_2", time="steps",
         defaults={"in_channels": 4, "num_embeds_ada_norm": 1000, "num_layers": 28},
         objectives=("epsilon",),
-        more=lambda config, space: {"y": ((), "label")}, resolution="256x256", text_tokens=0,
+        more={"y": ()}, resolution="256x256", text_tokens=0,
         lends=("transformer_blocks.0.norm1.emb",),
     ),
     Family(
-        name="WanTransformer3DModel", call="wan", depths={"blocks": "num_layers"}, layout="video",
+        name="WanTransformer3DModel", depths={"blocks": "num_layers"}, layout="video",
         defaults={"in_channels": 16, "text_dim": 4096, "num_layers": 40}, text="text_dim", every=4,
         resolution="480x832", frames=81, text_tokens=512, stripes="height",
     ),
@@ -301,7 +286,7 @@ _ALL = [
     Family(
         name="HunyuanVideo15Transformer3DModel", call="hunyuanvideo15", depths=ONE, layout="video",
         defaults=HUNYUAN15, text="text_embed_dim", channels="out_channels", masked=True,
-        more=_of_glyphs_and_image, down=16, every=4, tile=1, resolution="480x832", frames=61,
+        more=GLYPHS_AND_IMAGE, down=16, every=4, tile=1, resolution="480x832", frames=61,
         text_tokens=1000, unread=QUERIES, whole_masks=True,
     ),
     Family(
@@ -341,25 +326,25 @@ _ALL = [
         defaults={"in_channels": 16, "text_embed_dim": 4096, "num_layers": 30}, text_tokens=224,
     ),
     Family(
-        name="MochiTransformer3DModel", call="mochi", depths=ONE, layout="video", every=6,
+        name="MochiTransformer3DModel", depths=ONE, layout="video", every=6,
         defaults={"in_channels": 12, "text_embed_dim": 4096, "num_layers": 48},
         text="text_embed_dim", masked=True, time="rising_1000", resolution="480x848", frames=61,
         text_tokens=256, whole_masks=True, unread=("attn1.add_q_proj.", "attn1.norm_added_q."),
     ),
     Family(
-        name="SanaTransformer2DModel", call="sana", depths=ONE, text="caption_channels", down=32,
+        name="SanaTransformer2DModel", depths=ONE, text="caption_channels", down=32,
         defaults={"in_channels": 32, "caption_channels": 2304, "num_layers": 20}, masked=True,
         tile=1, text_tokens=300,
     ),
     Family(
-        name="Lumina2Transformer2DModel", call="lumina2", time="rising", text="cap_feat_dim",
+        name="Lumina2Transformer2DModel", time="rising", text="cap_feat_dim",
         depths={"context_refiner": "", "noise_refiner": "", "layers": "num_layers"},
         defaults={"in_channels": 16, "cap_feat_dim": 1024, "num_layers": 26,
                   "num_refiner_layers": 2},
         refiners="num_refiner_layers", masked=True, head="", text_tokens=256, whole_masks=True,
     ),
     Family(
-        name="AuraFlowTransformer2DModel", call="aura", time="falling", text="joint_attention_dim",
+        name="AuraFlowTransformer2DModel", time="falling", text="joint_attention_dim",
         depths={"joint_transformer_blocks": "num_mmdit_layers",
                 "single_transformer_blocks": "num_single_dit_layers"},
         defaults={"in_channels": 4, "joint_attention_dim": 2048, "num_mmdit_layers": 4,
@@ -368,8 +353,8 @@ _ALL = [
     ),
     Family(
         name="Krea2Transformer2DModel", call="krea2", depths=ONE, time="falling", layout="packed",
-        defaults=KREA, text="text_hidden_dim", masked=True, more=_of_layers, head="final_layer",
-        text_tokens=512,
+        defaults=KREA, text="text_hidden_dim", masked=True, head="final_layer",
+        more={"text": (TOKENS, "num_text_layers", "text_hidden_dim")}, text_tokens=512,
     ),
     Family(
         name="Ideogram4Transformer2DModel", call="ideogram4", depths={"layers": "num_layers"},
@@ -459,16 +444,12 @@ def table() -> dict[str, Known]:
 
 
 @functools.cache
-def _hub_spellings() -> dict[str, str]:
-    """Return letters and digits of a Hub name, with and without its owner -> preset."""
+def spellings(*, own: bool = True) -> dict[str, str]:
+    """Return letters and digits of a Hub name, with and without its owner, and of a preset's
+    ``own`` name -> preset."""
     hub = [(name, key) for key, known in table().items() for name in known.hub]
-    return {letters(text): key for name, key in hub for text in (name, tail(name))}
-
-
-@functools.cache
-def spellings() -> dict[str, str]:
-    """Return letters and digits of a preset's name, or of one of its Hub names -> preset."""
-    return _hub_spellings() | {letters(key): key for key in table()}
+    found = {letters(text): key for name, key in hub for text in (name, tail(name))}
+    return found | {letters(key): key for key in table()} if own else found
 
 
 def letters(name: str) -> str:
@@ -493,8 +474,7 @@ def canonical(model: str) -> str:
     name = page["name"] if page else model
     if name in table() or set(name) & set(":="):
         return model
-    known = _hub_spellings() if name.startswith("DiT") else spellings()
-    return known.get(letters(name), model)
+    return spellings(own=not name.startswith("DiT")).get(letters(name), model)
 
 
 def is_named(model: str) -> bool:
@@ -521,7 +501,8 @@ def find(model: str, config: str = "", changes: str = "") -> Known:
         known = table()[model]
     else:
         read = _read(config) if config else {}
-        known = Known(family=_family(model, read.get("_class_name", "")), config=_plain(read))
+        own = {key: value for key, value in read.items() if key not in NOT_CONFIG}
+        known = Known(family=_family(model, read.get("_class_name", "")), config=own)
     whole = {**known.config, **values(changes)}
     for key, value in whole.items():
         if key.endswith("layers") and isinstance(value, int) and value > MOST_BLOCKS:
@@ -552,10 +533,6 @@ def _read(path: str) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise BadInput(f"config is {path}, which holds no object; give a model's config.json")
     return found
-
-
-def _plain(config: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in config.items() if key not in NOT_CONFIG}
 
 
 def values(text: str) -> dict[str, Any]:

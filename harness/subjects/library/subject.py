@@ -19,7 +19,7 @@ from harness.json_files import read_json
 from harness.subjects.library import families
 from harness.subjects.library.families import FAMILIES, Family, Space
 from strategies.base import BadInput, Sizes
-from strategies.subject import DataFacts, Shaping, Stripes, Subject
+from strategies.subject import DataFacts, Shaping, Stripes, Subject, surveyed
 from strategies.survey import Survey
 
 if TYPE_CHECKING:
@@ -168,7 +168,7 @@ class Library(Subject):
             "layers": all(self.depths.values()),
             "head": self.family.head,
         }
-        return {part: str(path) for part, path in has.items() if path}
+        return {part: path if isinstance(path, str) else "" for part, path in has.items() if path}
 
     @property
     def objectives(self) -> tuple[str, ...]:  # type: ignore[override]  # of each class
@@ -252,7 +252,8 @@ class Library(Subject):
     def _of_a_block(self, module: nn.Module, key: str) -> int:
         """Return the trained elements of a block that ``key`` counts, and of what it has beside."""
         beside = getattr(module, self.family.beside)[:1] if self.family.beside else ()
-        return sum(map(_trained, (self.block_of(module, key), *beside)))
+        parts = (self.block_of(module, key), *beside)
+        return sum(p.numel() for part in parts for p in part.parameters() if p.requires_grad)
 
     def block_of(self, module: nn.Module, key: str) -> nn.Module:
         """Return the first of the blocks that ``key`` counts."""
@@ -312,17 +313,25 @@ class Library(Subject):
 
     @property
     def survey(self) -> Survey:
-        return _survey(self)
+        group, key = next(iter(self.family.depths.items()))
+        last = self.family.value(self.config, key) - 1 if self.family.unread else 0
+        return surveyed(self, tuple(f"{group}.{last}.{name}" for name in self.family.unread))
 
     @property
     def lent(self) -> tuple[str, ...]:
         return self.family.lends  # without torch: every launch of FSDP2 asks for it
 
     @property
+    def _counted(self) -> Mapping[str, Any]:
+        """Return what files tell of a preset, without torch; empty if the configuration differs."""
+        known = families.table().get(self.model)
+        if not known or known.config != self.config:
+            return {}
+        return {**known.parameters, "linears": _linears().get(self.model)}
+
+    @property
     def parameters(self) -> int:
-        """Return the parameters: for a preset from its file, without torch."""
-        counted = self._counted
-        return counted["built"] if counted else super().parameters
+        return self._counted.get("built") or super().parameters
 
     @property
     def block_parameters(self) -> tuple[int, ...]:
@@ -333,23 +342,16 @@ class Library(Subject):
         return tuple(size for size, count in counts for _ in range(count))
 
     @property
-    def _counted(self) -> Mapping[str, Any]:
-        """Return the element counts of a preset's file; empty if the configuration differs."""
-        known = families.table().get(self.model)
-        return known.parameters if known and known.config == self.config else {}
-
-    @property
     def linears(self) -> tuple[str, ...]:
-        """Return the names of a survey: for a preset from its file, without torch."""
-        known = families.table().get(self.model)
-        if known and known.config == self.config and (runs := _linears().get(self.model)):
-            return tuple(
-                f"{group}.{index}.{end}"
-                for group, first, last, ends in runs
-                for index in range(first, last + 1)
-                for end in ends
-            )
-        return super().linears
+        runs = self._counted.get("linears")
+        if not runs:
+            return super().linears
+        return tuple(
+            f"{group}.{index}.{end}"
+            for group, first, last, ends in runs
+            for index in range(first, last + 1)
+            for end in ends
+        )
 
     # ---- modules ----
 
@@ -376,34 +378,27 @@ class Library(Subject):
 
         chance = torch.Generator().manual_seed(0)
 
-        def made(shape: tuple[int, ...], holds: str) -> Tensor:
-            if holds == "true":
+        def made(name: str, shape: tuple[int, ...]) -> Tensor:
+            if _kind(name) is torch.bool:
                 return torch.ones((SAMPLES, *shape), dtype=torch.bool)
-            if holds == "label":
+            if name == "y":
                 classes = self.family.value(self.config, "num_embeds_ada_norm")
                 return torch.randint(classes, (SAMPLES, *shape), generator=chance)
             return torch.randn((SAMPLES, *shape), generator=chance)
 
-        conditions = self.family.conditions(self.config, self.space)
-        sample = {"x": made(self.data.sample_shape, "normal")}
-        return sample | {name: made(*given) for name, given in conditions.items()}
+        shapes = self.family.conditions(self.config, self.space)
+        return {n: made(n, s) for n, s in {"x": self.data.sample_shape, **shapes}.items()}
 
     def example(self, device: torch.device | str) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         import torch
 
-        kinds = {"true": torch.bool, "label": torch.long, "normal": torch.float32}
         given = {
-            name: torch.ones((1, *shape), dtype=kinds[holds], device=device)
-            for name, (shape, holds) in self.family.conditions(self.config, self.space).items()
+            name: torch.ones((1, *shape), dtype=_kind(name), device=device)
+            for name, shape in self.family.conditions(self.config, self.space).items()
         }
         x = torch.zeros((1, *self.data.sample_shape), device=device)
-        return x, torch.zeros(1, dtype=self._times, device=device), given
-
-    @property
-    def _times(self) -> torch.dtype:
-        import torch
-
-        return torch.long if self.family.time == "steps" else torch.float32
+        times = torch.long if self.family.time == "steps" else torch.float32
+        return x, torch.zeros(1, dtype=times, device=device), given
 
     def predict(self, model: Any, x: Tensor, t_B: Tensor, conditions: Mapping[str, Tensor]) -> Any:
         from harness.subjects.library.calls import CALLS, masks_are_whole, mine
@@ -420,6 +415,13 @@ class Library(Subject):
         with masks or contextlib.nullcontext():
             out = CALLS[family.call](model, x.to(kept), told_B, given, self.config, self.space)
         return -out if falling else out
+
+
+def _kind(condition: str) -> torch.dtype:
+    """Return the type of a condition: masks, labels, and floats."""
+    import torch
+
+    return torch.bool if "mask" in condition else torch.long if condition == "y" else torch.float32
 
 
 def _class(name: str) -> Any:
@@ -445,10 +447,6 @@ def _of_blocks(each: Sequence[int], was: Mapping[str, int], now: Mapping[str, in
     return found
 
 
-def _trained(block: nn.Module) -> int:
-    return sum(p.numel() for p in block.parameters() if p.requires_grad)
-
-
 def _kept_in(model: Any) -> torch.dtype:
     """Return the type of the model's inputs outside of autocast.
 
@@ -462,22 +460,3 @@ def _kept_in(model: Any) -> torch.dtype:
 def _linears() -> Mapping[str, Any]:
     """Return preset -> runs of blocks with equal linear layers: (group, first, last, names)."""
     return read_json(LINEARS)
-
-
-@functools.lru_cache(maxsize=64)
-def _survey(subject: Library) -> Survey:
-    """Survey the model on fake tensors, which behave like a CPU's and use no memory.
-
-    Some of these classes read a device's name or a mask's values, which "meta" lacks.
-    """
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    from strategies import survey
-
-    with FakeTensorMode(allow_non_fake_inputs=True):
-        module, sample = subject.make(), subject.example("cpu")
-        first = next(iter(subject.family.depths))
-        last = f"{first}.{len(getattr(module, first)) - 1}."
-        ends = tuple(f"{last}{name}" for name in subject.family.unread)
-        unread = [n for n, _ in module.named_parameters() if ends and n.startswith(ends)]
-        return survey.of(subject, module, lambda: subject.predict(module, *sample), unread)
