@@ -29,9 +29,9 @@ from harness import ROOT
 from harness.commands.progress import Predictions
 from harness.planner import overhead, pool, records
 from harness.planner.atlas.command import CARDS
+from harness.planner.edits import adapts
 from harness.planner.plan.candidates import Asked, asked_for
 from harness.planner.plan.command import add_arguments
-from harness.planner.plan.lattice import adapts
 from harness.planner.plan.tracing import Asking
 from harness.planner.records import Record, line_of, record_of
 from harness.planner.verdict import Fit
@@ -88,8 +88,8 @@ def asked(words: str) -> Asked:
 def planned(words: str, console: Console) -> list[Fit]:
     """Return all predictions of a plan, with those of the ways out where nothing fits."""
     asking = Asking(asked(words), 1, Predictions(console))
-    fits, _, ways = asking.answer()
-    return [*fits, *(ways.tried if ways else ()), *(ways.wider if ways else ())]
+    fits, _, tried = asking.answer()
+    return [*fits, *(tried or ())]
 
 
 # ---- Records ----

@@ -1,24 +1,72 @@
-"""Changes of a recipe: one knob at a time for ``plan --advise``, and what may fit if nothing does.
-A knob is a slot of the recipe (checkpoints, precision, optimizer, sharding) or a size of the spec
-(batch, resolution, frames, GPUs). Each changed row gets its own prediction; those that conflict or
-are refused are left out. Does not import torch."""
+"""The one table of what a plan may change of a recipe, and the rows that follow from it: all valid
+products of its values (``lattice``), one changed knob at a time (``moves``), and smaller micro
+batches. Rows that conflict or are refused are left out. Does not import torch."""
 
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from harness.planner import verdict
-from harness.planner.verdict import Fit
 from harness.resolve import Resolved, resolve
 from strategies import parse
-from strategies.advice import lighter
 from strategies.base import BadInput, Slot
 from strategies.strategy import Strategy
 from strategies.streaming.block_swap import AT_ONCE
+
+# ---- the table ----
+
+
+SHARDINGS = {
+    False: ("single", "zero2_offload", "zero3_offload"),
+    True: ("ddp", "fsdp2", "zero2", "zero3", "fsdp2_offload", "zero2_offload", "zero3_offload"),
+}
+"""Several GPUs -> shardings, those that move the fewest bytes first."""
+OFFLOADED = "_offload"
+"""End of the names of shardings that keep weights or optimizer state in host memory."""
+FOR_WHOLE = ("zero2", "zero2_offload")
+"""Shardings that share or move gradients and optimizer state alone, of which adapters have few."""
+WHOLE, PRODUCTS = "checkpoint", "checkpoint:keep=products"
+"""Recomputation of whole blocks, and of all but matrix products.
+Adapters skip the second: it keeps outputs of frozen products that their backward does not need."""
+PARTS = (
+    *(f"checkpoint:share={share:g}" for share in (0.25, 0.5, 0.75)),
+    *(f"checkpoint:part={part}" for part in ("ffn", "attention")),
+    "offload_activations",
+)
+"""Ways to keep part of the activations on the device, or all in host memory; tried where no block
+is streamed and no engine offloads."""
+MOVED = f"{WHOLE}+offload_activations:what=checkpoints"
+"""Recomputation of whole blocks from inputs that wait in host memory."""
+ADAPTERS = ("lora:rank=16", "cast:to=fp8+lora:rank=16", "qlora:rank=16")
+"""Adapters over weights of 16, 8 and 4 bits."""
+FUSED = "adafactor:write=stochastic+optimizer_in_backward"
+"""Optimizer that steps streamed weights on the device, as trainers do; only with ``WHOLE``."""
+IN_BACKWARD = "adafactor+optimizer_in_backward"
+OPTIMIZERS = {
+    "bf16_pure": ("adamw", "adam8bit", "adam4bit", "adafactor", IN_BACKWARD, FUSED),
+    "bf16": ("adamw", "adam8bit"),
+    "fp16": ("adamw", "adam8bit"),
+}
+"""Precision -> optimizers with which trainers train all weights."""
+UNTRACED = ("adam4bit", "dtensor_weights")
+"""An optimizer, and a trait of engines with which its step cannot be traced."""
+ROUNDING = ("bf16_pure", "adamw")
+"""Precision and optimizer that lose small updates.
+They are combined only to stream blocks, which the host steps by no other optimizer."""
+SHARES = (0.25, 0.5, 0.75)
+"""Shares of the blocks that may be streamed, besides all but a few."""
+OWN = {Slot.SHARD, Slot.PRECISION, Slot.SWAP, Slot.CAST, Slot.ADAPT, Slot.RECOMPUTE, Slot.OFFLOAD,
+       Slot.OPTIMIZE, Slot.STEP}  # fmt: skip
+"""Slots that a lattice fills; a recipe keeps its other parts."""
+SAMPLES = {"resolution": (0.25, 0.5, 2.0), "frames": (0.5, 2.0)}
+"""Axis of the samples -> about how many times the tokens."""
+FINEST = 8
+"""Most pieces into which a micro batch is split; each adds an accumulation step to the trace."""
+
+
+# ---- one edit ----
+
 
 Edit = Mapping[Slot, str]
 """Slot of a recipe -> its new strategy; an empty text leaves the slot to its default."""
@@ -56,30 +104,88 @@ def adapter(resolved: Resolved) -> Strategy | None:
     return part if hasattr(part, "rank") else None
 
 
-USUAL_ADAPTER = "lora:rank=16"
-RECOMPUTE = tuple(
-    "checkpoint" + more for more in (":share=0.5", "", ":every=sqrt", ":keep=nothing")
-)
-PRECISION = ("fp32", "bf16", "bf16_pure", "fp8")
-OPTIMIZE = ("adamw", "adam8bit", "adafactor")
-FROZEN = ("cast:to=fp8", "cast:to=int8")
-SHARD = ("ddp", "zero1", "zero2", "zero3", "fsdp2")
-OFFLOAD = ("zero2_offload", "zero3_offload")
-SAMPLES = {"resolution": (0.25, 0.5, 2.0), "frames": (0.5, 2.0)}
-"""Axis of the samples -> about how many times the tokens."""
-RECOMPUTED = ("activations", "autocast", "temporaries")
-GROWING = ("activations", "recomputed", "temporaries")
-"""Categories that grow with the micro batch."""
-FREES: dict[str, Sequence[str]] = {
-    "recompute": RECOMPUTED,
-    "batch": GROWING,
-    "offload": ("activations",),
-    "blocks": ("parameters",),
-    "optimizer": ("optimizer_state",),
-    "frozen weights": ("parameters",),
-    "sharding": ("parameters", "optimizer_state", "gradients"),
-}
-"""Knob -> categories that it makes smaller while the same weights go on to train."""
+def adapts(row: Resolved) -> bool:
+    """Return True if ``row`` trains adapters or other parts, False if it trains all weights."""
+    return "frozen_weights" in row.launch.traits
+
+
+# ---- the lattice ----
+
+
+def lattice(
+    row: Callable[[str], Resolved],
+    several: bool,
+    half: Sequence[str],
+    adapters: Sequence[str] = ADAPTERS,
+    *,
+    whole: bool = True,
+) -> list[Resolved]:
+    """Return every valid recipe of the lattice.
+    ``row`` resolves a recipe and raises ``BadInput`` for an invalid one. ``half``: the 16-bit
+    precisions of the card, with the purest first. ``whole``: with trainings of all weights."""
+    found: dict[str, Resolved] = {}
+
+    def valid(*parts: str, counts: Sequence[int] = (0,)) -> list[Resolved]:
+        """Return the valid recipes with so many streamed blocks, up to a refused number."""
+        some = []
+        for count in counts:
+            swap = f"block_swap:blocks={count}" if count else ""
+            try:
+                some.append(row("+".join(filter(None, (parts[0], swap, *parts[1:])))))
+            except BadInput:
+                if count:
+                    break
+        return some
+
+    first = next((one for name in SHARDINGS[several] for one in valid(name)), None)
+    counts = swaps(first.subject.depth) if first else []
+    for sharding in SHARDINGS[several]:
+        streamed = counts if valid(sharding, half[-1], WHOLE, counts=counts[:1]) else []
+        plain = valid(sharding, half[-1], WHOLE)
+        # An engine with a float32 master of what trains stores 16-bit weights itself.
+        master = bool(plain) and "float_master" in plain[0].launch.traits
+        known = half[-1:] if master else half
+        columns = [] if sharding in FOR_WHOLE else [(known[0], one) for one in adapters]
+        columns += [(one, optimizer) for one in known for optimizer in OPTIMIZERS[one] if whole]
+        alone = () if sharding.endswith(OFFLOADED) else PARTS
+        for level in ("", *alone, PRODUCTS, WHOLE, MOVED):
+            for column in columns:
+                if column[1] in adapters and level == PRODUCTS:
+                    continue
+                streams = level == WHOLE if column[1] == FUSED else level not in alone
+                more = streamed if streams and column[1] != IN_BACKWARD else []
+                first = [] if column[1] == FUSED or column == ROUNDING else [0]
+                for one in valid(sharding, *column, level, counts=[*first, *more]):
+                    if column[1] != UNTRACED[0] or UNTRACED[1] not in one.launch.traits:
+                        found.setdefault(str(one.recipe), one)
+    return list(found.values())
+
+
+def swaps(depth: int) -> list[int]:
+    """Return the numbers of streamed blocks to try for a model of ``depth`` blocks."""
+    counts = {round(share * depth) for share in SHARES} | {depth - 2 * AT_ONCE}
+    return sorted(count for count in counts if AT_ONCE < count <= depth)
+
+
+def around(given: Resolved, processes: int, half: Sequence[str]) -> list[Resolved]:
+    """Return the lattice on ``processes`` GPUs that trains what ``given`` trains, and keeps the
+    parts that no lattice has."""
+    part, known = given.recipe.in_slot(Slot.ADAPT), ADAPTERS
+    if part and part.name in ("lora", "qlora"):
+        known = tuple(text.replace("rank=16", f"rank={part.rank}") for text in ADAPTERS)
+    elif part:
+        known = (str(part), f"cast:to=fp8+{part}")
+
+    def row(text: str) -> Resolved:
+        own = {one.slot: str(one) for one in parse(text).strategies if one.slot in OWN}
+        if not (found := changed(given, dict.fromkeys(OWN, "") | own, processes)):
+            raise BadInput(text)
+        return found
+
+    return lattice(row, processes > 1, half, known if part else (), whole=part is None)
+
+
+# ---- one knob at a time ----
 
 
 class Move(NamedTuple):
@@ -93,7 +199,7 @@ class Move(NamedTuple):
 def moves(row: Resolved, processes: int) -> list[Move]:
     """Return all valid moves from ``row`` on ``processes`` GPUs, without duplicates."""
     known, found = {row.spec}, []
-    for knob, to, edit, fields in (*_steps_of_recipe(row), *_steps_of_sizes(row)):
+    for knob, to, edit, fields in _steps(row):
         made = changed(row, edit, processes, **fields)
         if made and made.spec not in known:
             known.add(made.spec)
@@ -106,217 +212,56 @@ Step = tuple[str, str, Edit, dict[str, Any]]
 row's sample size."""
 
 
-def _steps_of_recipe(row: Resolved) -> Iterator[Step]:
+def _steps(row: Resolved) -> Iterator[Step]:
     """Yield changes of each knob, those that cost a training the least first."""
 
-    def places(knob: str, slot: Slot, texts: Sequence[str], none: str = "") -> Iterator[Step]:
+    def places(knob: str, slot: Slot, *texts: str, none: str = "") -> Iterator[Step]:
         """Yield the empty slot, called ``none``, and each of ``texts`` for it."""
         if none and row.recipe.in_slot(slot):
             yield knob, none, {slot: ""}, {}
         yield from ((knob, text, {slot: text}, {}) for text in texts)
 
-    yield from places("recompute", Slot.RECOMPUTE, RECOMPUTE, "no checkpoints")
     micro, depth, part = row.micro_batch, row.subject.depth, adapter(row)
+    several, batch = row.spec.processes > 1, row.spec.global_batch
+    ways = (PARTS[1], WHOLE, f"{WHOLE}:every=sqrt", f"{WHOLE}:keep=nothing")
+    yield from places("recompute", Slot.RECOMPUTE, *ways, none="no checkpoints")
     for size in sorted({max(1, micro // 2), 2 * micro}):
-        batch = {"global_batch": row.spec.global_batch * size // micro}
-        yield "batch", f"micro batch {size}", {}, batch
+        yield "batch", f"micro batch {size}", {}, {"global_batch": batch * size // micro}
     accumulated = f"accumulate:steps={2 * row.recipe.accumulation}"
-    yield from places("batch", Slot.ACCUMULATE, [accumulated])
-    yield from places("offload", Slot.SHARD, OFFLOAD)
-    away = [] if row.recipe.in_slot(Slot.OFFLOAD) else [_offloaded(row)]
-    yield from places("offload", Slot.OFFLOAD, away, "activations stay")
-    swaps = [f"block_swap:blocks={count}" for count in (depth // 2, depth)]
-    yield from places("blocks", Slot.SWAP, swaps, "all stay")
-    yield from places("optimizer", Slot.OPTIMIZE, OPTIMIZE)
-    yield from places("frozen weights", Slot.CAST, FROZEN, "as they are")
-    yield from places("sharding", Slot.SHARD, SHARD if row.spec.processes > 1 else ())
-    yield from places("precision", Slot.PRECISION, PRECISION)
-    yield from places("step", Slot.STEP, ["optimizer_in_backward"], "after backward")
-    adapters = [f"qlora:rank={part.rank}"] if part else [USUAL_ADAPTER, "qlora:rank=16"]
-    yield from places("trained", Slot.ADAPT, adapters, "all weights")
+    yield from places("batch", Slot.ACCUMULATE, accumulated)
+    yield from places("offload", Slot.SHARD, *SHARDINGS[False][1:])
+    what = ":what=checkpoints" if row.recipe.in_slot(Slot.RECOMPUTE) else ""
+    away = () if row.recipe.in_slot(Slot.OFFLOAD) else (f"offload_activations{what}",)
+    yield from places("offload", Slot.OFFLOAD, *away, none="activations stay")
+    streamed = (f"block_swap:blocks={count}" for count in (depth // 2, depth))
+    yield from places("blocks", Slot.SWAP, *streamed, none="all stay")
+    yield from places("optimizer", Slot.OPTIMIZE, "adamw", "adam8bit", "adafactor")
+    narrow = ("cast:to=fp8", "cast:to=int8")
+    yield from places("frozen weights", Slot.CAST, *narrow, none="as they are")
+    sharded = ("ddp", "zero1", "zero2", "zero3", "fsdp2") if several else ()
+    yield from places("sharding", Slot.SHARD, *sharded)
+    yield from places("precision", Slot.PRECISION, "fp32", "bf16", "bf16_pure", "fp8")
+    yield from places("step", Slot.STEP, "optimizer_in_backward", none="after backward")
+    known = (f"qlora:rank={part.rank}",) if part else (ADAPTERS[0], ADAPTERS[2])
+    yield from places("trained", Slot.ADAPT, *known, none="all weights")
     for rank in (max(1, part.rank // 4), 4 * part.rank) if part else ():
         text = str(dataclasses.replace(part, rank=rank))
         yield "rank", f"rank={rank}", {Slot.ADAPT: text}, {}
-    averages = ["ema:place=none", "ema:place=cpu"] if row.spec.ema > 0 else []
-    yield from places("average", Slot.AVERAGE, averages)
-
-
-def _steps_of_sizes(row: Resolved) -> Iterator[Step]:
-    """Yield samples of other sizes, and twice the GPUs at the same micro batch."""
+    averages = ("ema:place=none", "ema:place=cpu") if row.spec.ema > 0 else ()
+    yield from places("average", Slot.AVERAGE, *averages)
     for axis, times in SAMPLES.items():
         sizes = row.subject.samples_up(axis)
         for share in times if sizes else ():
             fields, _ = min(sizes, key=lambda size, share=share: abs(size[1] - share))
             yield axis, "", {}, dict(fields)
-    if row.spec.processes > 1:
+    if several:
         twice = 2 * row.spec.processes
-        more = {"processes": twice, "global_batch": 2 * row.spec.global_batch}
-        yield "GPUs", f"{twice} GPUs", {}, more
+        yield "GPUs", f"{twice} GPUs", {}, {"processes": twice, "global_batch": 2 * batch}
 
 
-def _offloaded(row: Resolved) -> str:
-    what = ":what=checkpoints" if row.recipe.in_slot(Slot.RECOMPUTE) else ""
-    return f"offload_activations{what}"
-
-
-def freeing(close: Fit, processes: int) -> list[Resolved]:
-    """Return rows with one moved knob that may free what ``close`` lacks, at no larger batch."""
-    able = [knob for knob, frees in FREES.items() if holds_enough(close, frees)]
-    found = [move.row for move in moves(close.resolved, processes) if move.knob in able]
-    return [row for row in found if row.micro_batch <= close.resolved.micro_batch]
-
-
-# ---- Recipes that fit if none of a plan does ----
-
-
-Ask = Callable[[list[Resolved], str], list[Fit]]
-"""(rows, reason for asking in words) -> their fits."""
-
-EXACT, MIXED = ("fp32", "tf32"), ("bf16", "bf16_master")
-FINEST = 8
-"""Most pieces into which a micro batch is split; each adds an accumulation step to the trace."""
-WIDER = (2, 4, 8)
-"""Multiples of the requested GPUs that are tried last."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Ways:
-    """Suggested recipes on the plan's GPUs (``tried``) and on more GPUs (``wider``)."""
-
-    tried: list[Fit]
-    wider: list[Fit] = field(default_factory=list)
-
-    @property
-    def on_more(self) -> Fit | None:
-        """The suggestion that fits on the fewest more GPUs."""
-        return next((fit for fit in self.wider if fit.fits), None)
-
-    @property
-    def able(self) -> list[Fit]:
-        """Suggestions that fit the plan's GPUs, the fastest first."""
-        able = [fit for fit in self.tried if fit.fits]
-        return sorted(able, key=lambda fit: -(fit.samples_per_second or 0))
-
-
-def seek(fits: Sequence[Fit], processes: int, ask: Ask) -> Ways | None:
-    """Search for recipes that fit ``processes`` GPUs; return None if one of ``fits`` already does.
-    One part is changed at a time, then more and more together, then the number of GPUs. The search
-    stops at the first group with a recipe that fits."""
-    close = verdict.nearest(fits)
-    if close is None or any(fit.fits for fit in fits):
-        return None
-    known = {(str(fit.resolved.recipe), fit.resolved.spec.processes) for fit in fits}
-    tried: list[Fit] = []
-    row, more = close.resolved, []
-    for name in TOGETHER:  # each from the row of the last valid one
-        if found := changed(row, _lighter(row, processes)[name], processes):
-            row = found
-            more.append(row)
-    pairs = [more[at : at + 2] for at in range(0, len(more), 2)]
-    alone = (changed(close.resolved, edit, processes) for edit in _edits(close, processes))
-    for rows in (alone, *pairs):
-        new: dict[tuple[str, int], Resolved] = {}
-        for one in filter(None, rows):
-            new.setdefault((str(one.recipe), one.spec.processes), one)
-        asked = [one for key, one in new.items() if key not in known]
-        known |= new.keys()
-        tried += ask(asked, "None fits; trying changes: ")
-        if any(fit.fits for fit in tried):
-            return Ways(tried=tried)
-    sharded = [fit for fit in (close, *tried) if "shards" in fit.resolved.launch.traits]
-    least = verdict.nearest(sharded)
-    # More processes on one CPU add no memory.
-    more_help = least and not close.gpu.shared
-    rows = list(_on_more_gpus(least.resolved)) if more_help else []
-    return Ways(tried=tried, wider=ask(rows, "None of these fits; trying more GPUs: "))
-
-
-def _lighter(row: Resolved, processes: int) -> dict[str, Edit]:
-    """Return what to change -> the edit that needs less memory for the same training; an empty
-    edit if there is none."""
-
-    def plain(slot: Slot, text: str) -> bool:
-        """Return True if the slot holds its default, whose text is ``text``."""
-        return str(row.recipe.in_slot(slot)) == text
-
-    precision, part = (row.recipe.in_slot(slot) for slot in (Slot.PRECISION, Slot.RECOMPUTE))
-    sizes, shardings = _smaller_sizes(row), lighter(row.recipe.sharding.alike(), processes)
-    fewer = "checkpoint" + ":keep=nothing" * (str(part) == "checkpoint")
-    # Without float32 weights, by an optimizer that keeps what bf16 rounds.
-    alone = {Slot.PRECISION: "bf16_pure", Slot.OPTIMIZE: "adamw_bf16"}
-    adamw, here = plain(Slot.OPTIMIZE, "adamw"), row.launch.engine.place("parameters") == "device"
-    return {
-        "precision": {Slot.PRECISION: "bf16"} if precision.name in EXACT else {},
-        "master": alone if precision.name in MIXED and adamw else {},
-        "recompute": {} if part and part.keep == "nothing" else {Slot.RECOMPUTE: fewer},
-        "sharding": {Slot.SHARD: shardings[-1]} if shardings else {},
-        "optimizer": {Slot.OPTIMIZE: "adam8bit"} if adamw else {},
-        "average": {Slot.AVERAGE: "ema:place=cpu"} if plain(Slot.AVERAGE, "ema") else {},
-        "batch": _in_micro_batches_of(sizes[0], row) if sizes else {},
-        "offload": {Slot.SHARD: "zero3_offload"} if here else {},
-    }
-
-
-def _edits(close: Fit, processes: int) -> Iterator[Edit]:
-    """Yield edits of one part, without those that free fewer bytes at the peak than are missing."""
-    row, found, instant = close.resolved, _lighter(close.resolved, processes), close.prediction.peak
-    yield from ({Slot.SHARD: name} for name in lighter(row.recipe.sharding.alike(), processes))
-    yield found["precision"] or found["master"]
-    if holds_enough(close, RECOMPUTED):
-        yield found["recompute"]
-    held, depth = instant.categories["parameters"] if instant else 0, row.subject.depth
-    if held and not row.recipe.in_slot(Slot.SWAP) and holds_enough(close, ("parameters",)):
-        # Just enough blocks to free what is missing.
-        count = max(1, math.ceil(-close.room_bytes / (held / max(1, depth)))) + AT_ONCE
-        if count <= depth:
-            yield {Slot.SWAP: f"block_swap:blocks={count}"}
-    if holds_enough(close, ("activations",)):
-        yield {Slot.OFFLOAD: _offloaded(row)}
-    if holds_enough(close, ("optimizer_state",)):
-        yield found["optimizer"]
-    if holds_enough(close, ("ema",)):
-        yield found["average"]
-    sizes = _smaller_sizes(row)
-    if instant:  # those whose peak should fit, in proportion to the batch
-        growing = sum(instant.categories[name] for name in GROWING)
-        room = row.micro_batch * (growing + close.room_bytes)
-        sizes = [size for size in sizes if size * growing <= room]
-    yield from (_in_micro_batches_of(size, row) for size in sizes[:2])
-
-
-TOGETHER = ("precision", "recompute", "sharding", "average", "batch", "batch", "offload")
-"""Edits in the order in which they are combined; those that cost the most speed come last."""
-
-
-def holds_enough(close: Fit, categories: Sequence[str]) -> bool:
-    """Return True if these categories hold at the peak at least as many bytes as are missing."""
-    instant = close.prediction.peak
-    if instant is None:
-        return True
-    return sum(instant.categories[name] for name in categories) >= -close.room_bytes
-
-
-def _smaller_sizes(resolved: Resolved) -> list[int]:
-    """Return the smaller sizes into which the micro batch can be split, the largest first."""
-    batch = resolved.micro_batch
-    least = -(-batch // FINEST)
-    return [size for size in range(batch - 1, least - 1, -1) if batch % size == 0]
-
-
-def _in_micro_batches_of(size: int, resolved: Resolved) -> Edit:
-    """Return an edit that accumulates over more steps, so that the micro batch becomes ``size``."""
-    steps = resolved.recipe.accumulation * resolved.micro_batch // size
-    return {Slot.ACCUMULATE: f"accumulate:steps={steps}"}
-
-
-def _on_more_gpus(row: Resolved) -> Iterator[Resolved]:
-    """Yield the same recipe on more GPUs, at the same global batch.
-    If the global batch does not divide by the ranks, the micro batch stays the same instead."""
-    spec = row.spec
-    for times in WIDER:
-        ranks = times * spec.processes
-        whole = spec.global_batch % (ranks * row.recipe.accumulation) == 0
-        batch = spec.global_batch if whole else spec.global_batch * times
-        wider = resolve(dataclasses.replace(spec, processes=ranks, global_batch=batch))
-        if not wider.refusal:
-            yield wider
+def smaller(row: Resolved, processes: int) -> list[Resolved]:
+    """Return the recipe with its micro batch in up to ``FINEST`` pieces, at the same batch."""
+    micro, times = row.micro_batch, range(2, FINEST + 1)
+    steps = [row.recipe.accumulation * count for count in times if micro % count == 0]
+    edits = ({Slot.ACCUMULATE: f"accumulate:steps={count}"} for count in steps)
+    return [found for edit in edits if (found := changed(row, edit, processes))]

@@ -12,13 +12,173 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from harness.planner import uncertainty, verdict
+from harness.planner.edits import OFFLOADED, adapts
 from harness.planner.overhead import fixed_overhead
-from harness.planner.plan.lattice import OFFLOADED, Point, adapts
 from harness.planner.speed.rates import rates
 from harness.planner.speed.roofline import BUSY, KERNELS, seconds
 from harness.planner.verdict import Fit
 from harness.resolve import Resolved
 from harness.system.cards import Card
+from strategies.base import Slot
+from strategies.streaming.block_swap import AT_ONCE, spread
+from strategies.subject import Subject
+
+# ---- a recipe of a lattice ----
+
+
+FLOAT, HALF = 4, 2
+"""Bytes of an element."""
+
+
+class Point:
+    """A recipe of the lattice: its coordinates, and bytes that follow from them.
+    ``share``: the share of the blocks that it recomputes. ``products``: it keeps their matrix
+    products. ``part``: the layers of each block that it recomputes, or "block". ``moved``: what
+    blocks keep waits in host memory. ``swapped``: the number of streamed blocks. ``column``: its
+    other parts."""
+
+    def __init__(self, row: Resolved) -> None:
+        slots = (Slot.RECOMPUTE, Slot.OFFLOAD, Slot.SWAP)
+        recompute, moved, swap = apart = [row.recipe.in_slot(slot) for slot in slots]
+        self.row, self.label, self.traits = row, str(row.recipe), row.launch.traits
+        self.share = recompute.share if recompute else 0.0
+        self.products = recompute is not None and recompute.keep == "products"
+        self.part = recompute.part if recompute else "block"
+        self.moved = moved is not None
+        self.swapped = swap.blocks if swap else 0
+        parts = [part for part in row.recipe.strategies if part not in apart]
+        self.column = tuple(map(str, parts))
+        self.sharding = self.column[0]
+        self.adapted = adapts(row)
+        self.elements, self.ranks = row.subject.parameters, row.launch.processes
+        self.shards = "shards" in self.traits
+        self.splits = "split_parameters" in self.traits
+        self.buckets = "replicas" in self.traits and not self.adapted
+        """True if gradients have a second copy, in DDP's buckets."""
+        self.pure = bool(self.traits & {"pure_bf16", "float_master"})
+        """True if weights are stored in 16 bits."""
+        self.quantized = "quantized_weights" in self.traits
+        """True if frozen weights are stored in fewer bits than they compute in."""
+        self.fused = not self.adapted and "frees_gradients" in self.traits
+        """True if streamed weights train on the device, and return to host memory."""
+        hosting = bool(self.traits & {"host_optimizer", "host_weights"})
+        self.hosts_optimizer = hosting and not self.adapted
+        """True if the optimizer of all weights works on the host."""
+        self.hosts_weights = row.launch.engine.place("parameters") != "device"
+        """True if a rank's weights wait in host memory."""
+        hosts = self.hosts_weights or self.hosts_optimizer
+        self.waits = bool(self.swapped) or self.moved or hosts
+        """True if weights, optimizer state or activations wait in host memory."""
+        self.name = "+".join(self.column)
+        """Its column, as words of its recipe; ``level``: its other words."""
+        self.level = "+".join(w for w in self.label.split("+") if w not in self.column)
+
+    @property
+    def kept(self) -> float:
+        """An estimate of the share of a block's activations that the device keeps."""
+        if self.moved:
+            return 0.0
+        return 0.5 if self.products or self.part != "block" else 1 - 0.95 * self.share
+
+    @property
+    def again(self) -> float:
+        """An estimate of the share of the forward pass that backward repeats."""
+        if self.part != "block":
+            return 0.4
+        return 0.2 if self.products else self.share
+
+    def apart(self, other: Point) -> float:
+        """Return how unlike two points are in what they keep and repeat, from 0 to 2."""
+        return abs(self.kept - other.kept) + abs(self.again - other.again)
+
+    @functools.cached_property
+    def rounding(self) -> int:
+        """Number of its roundings. Frozen weights: 1 in 8 bits, 2 in 4. Trained weights: 1 each for
+        16 bits without a master and for rounded optimizer state."""
+        if self.adapted:
+            return {HALF / 4: 2, HALF / 2: 1}.get(self.weight_bytes, 0)
+        return len(self.traits & {"pure_bf16", "rounds_state"})
+
+    @property
+    def rounds(self) -> str:
+        """Words on what it rounds; empty if nothing."""
+        if self.adapted:
+            return {2: "4-bit weights", 1: "8-bit weights"}.get(self.rounding, "")
+        found = {"rounds_state": "rounded moments", "pure_bf16": "16-bit weights"}
+        return next((words for trait, words in found.items() if trait in self.traits), "")
+
+    @functools.cached_property
+    def streamed(self) -> int:
+        """The most elements that wait in host memory: those of the streamed blocks but two."""
+        return sum(sorted(self._swapped_sizes)[AT_ONCE:])
+
+    @functools.cached_property
+    def stepped_away(self) -> int:
+        """Elements that the host's optimizer steps: those of all streamed blocks, if they train and
+        are not stepped on the device."""
+        return 0 if self.adapted or self.fused else sum(self._swapped_sizes)
+
+    @property
+    def _swapped_sizes(self) -> list[int]:
+        sizes = _block_sizes(self.row.subject)
+        return [sizes[i] for i in spread(self.swapped, len(sizes))] if self.swapped else []
+
+    @functools.cached_property
+    def weight_bytes(self) -> float:
+        """The fewest bytes in which an element of the model's weights is stored."""
+        if "packed_weights" in self.traits:
+            return HALF / 4
+        if self.quantized:
+            return HALF / 2
+        return HALF if self.pure else FLOAT
+
+    @functools.cached_property
+    def optimizer_bytes(self) -> float:
+        """The fewest bytes of optimizer state for each element of the model's weights."""
+        if self.adapted:
+            return 0.0
+        master = FLOAT if "float_master" in self.traits else 0
+        each = HALF if "pure_bf16" in self.traits else FLOAT
+        return master + (0.0 if "own_state" in self.traits else 2.0 * each)
+
+    @functools.cached_property
+    def state_bytes(self) -> float:
+        """The fewest bytes of weights and optimizer state that a rank keeps on its device."""
+        here, stepped = self.elements - self.streamed, self.elements - self.stepped_away
+        weights = self.weight_bytes * here / (self.ranks if self.splits else 1)
+        optimizer = self.optimizer_bytes * stepped / (self.ranks if self.shards else 1)
+        hosted = self.traits & {"host_weights", "host_optimizer"}
+        return (0.0 if self.hosts_weights else weights) + (0.0 if hosted else optimizer)
+
+    @functools.cached_property
+    def gradient_bytes(self) -> float:
+        """The fewest bytes of gradients that a rank holds beside its state when it steps."""
+        early = {"frees_gradients", "early_gradients", "host_weights", "host_optimizer"}
+        if self.adapted or self.traits & early:
+            return 0.0
+        each = HALF if self.shards else self.weight_bytes
+        return each * (self.elements - self.stepped_away) / (self.ranks if self.shards else 1)
+
+    def frees(self, other: Point) -> float:
+        """Return an estimate of the bytes that it frees on the device by streaming more than
+        ``other``: weights, and of blocks that train their gradients, the copy in DDP's buckets and
+        optimizer state."""
+        waits = max(0, self.streamed - other.streamed)
+        stepped = max(0, self.stepped_away - other.stepped_away)
+        each = (1 + self.buckets) * self.weight_bytes + self.optimizer_bytes
+        return self.weight_bytes * waits + each * stepped
+
+    @property
+    def hosted_bytes(self) -> float:
+        """The fewest bytes that streaming an element of the weights keeps on the host."""
+        weights = self.weight_bytes
+        return weights if self.adapted or self.fused else 2 * weights + self.optimizer_bytes
+
+
+@functools.cache
+def _block_sizes(subject: Subject) -> tuple[int, ...]:
+    return tuple(subject.block_parameters)
+
 
 # ---- usual recipes ----
 
@@ -385,10 +545,10 @@ class Search:
         self.unable = len(rows) - len(self.left)
         self.estimates, self.recorded = Estimates(gpu), False
 
-    def settle(self, fits: Sequence[Fit], *, alone: bool = False) -> None:
-        """Take recorded predictions, and no others, if there are ``ENOUGH``.
-        ``alone``: there is nothing but them, as nothing can be traced."""
-        if alone or len(fits) >= ENOUGH:
+    def settle(self, fits: Sequence[Fit], *, alone: bool, first: bool) -> None:
+        """Take recorded predictions, and no others, if there are ``ENOUGH``, or with ``first`` one
+        that fits. ``alone``: there is nothing but them, as nothing can be traced."""
+        if alone or len(fits) >= ENOUGH or (first and any(fit.fits for fit in fits)):
             self.take(fits)
             self.recorded = True
 
@@ -494,16 +654,18 @@ def search(
     recorded: Callable[[Resolved], Fit | None] = lambda row: None,
     *,
     alone: bool = False,
+    first: bool = False,
 ) -> tuple[list[Fit], list[Proof]]:
     """Search for the best adapter and the best training of all weights, side by side.
     Return all predictions, and a proof for each of the two that the lattice has. ``ask`` predicts
     rows. ``recorded`` returns a prediction that ships with the project, if there is one; ``alone``:
-    nothing else can be predicted. Ctrl-C ends it with what is known."""
+    nothing else can be predicted; ``first``: one of them that fits is enough. Ctrl-C ends it with
+    what is known."""
     kinds = [[row for row in rows if adapts(row) is frozen] for frozen in (True, False)]
     searches, stopped = [Search(rows=some, gpu=gpu) for some in kinds if some], False
     for one in searches:
         known = (recorded(point.row) for point in one.left)  # of rows that the card can run
-        one.settle([fit for fit in known if fit], alone=alone)
+        one.settle([fit for fit in known if fit], alone=alone, first=first)
     try:
         while asked := [(one, row) for one in searches for row in one.wanted()]:
             fits = ask([row for _, row in asked])

@@ -16,8 +16,9 @@ from typing import Any
 import pytest
 from accelerate.commands.launch import launch_command_parser
 
+from harness.planner import edits
 from harness.planner.export import command, trainers
-from harness.planner.plan import lattice, tracing
+from harness.planner.plan import tracing
 from harness.resolve import resolve
 from harness.subjects.library import families
 from tests.made.recipes import SETTINGS
@@ -228,7 +229,7 @@ musubi-tuner 30c658c, hunyuan_model/models.py 680."""
 @pytest.mark.parametrize(("name", "model"), SWAPPED)
 def test_a_number_of_swapped_blocks_is_one_that_the_trainer_takes(name, model):
     doubles, singles, more, left = SWAPPED[name, model]
-    for blocks in lattice.swaps(asked("single+bf16_pure+lora", model).subject.depth):
+    for blocks in edits.swaps(asked("single+bf16_pure+lora", model).subject.depth):
         resolved = asked(f"single+bf16_pure+block_swap:blocks={blocks}+lora", model)
         made = trainers.translated(name, resolved, "a.yaml")
         given = made.options.get("blocks_to_swap", made.options.get("--blocks_to_swap"))

@@ -6,7 +6,8 @@ import dataclasses
 import functools
 
 from harness.memory.record import CATEGORIES, Instant
-from harness.planner.plan.lattice import Point, lattice
+from harness.planner.edits import lattice
+from harness.planner.explore import Point
 from harness.prediction import Prediction, Work
 from harness.resolve import Resolved, resolve
 from harness.spec import Spec, SpecError
@@ -29,7 +30,7 @@ def rows_of(base: Spec, gpus: int, batch: int = 1, half: tuple[str, ...] = HALF)
             raise SpecError(found.refusal)
         return found
 
-    return lattice(row, gpus > 1, half, whole_only=False)
+    return lattice(row, gpus > 1, half)
 
 
 def work(row: Resolved, tokens: float) -> list[Work]:

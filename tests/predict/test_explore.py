@@ -15,10 +15,9 @@ import pytest
 
 from harness import cli
 from harness.planner import explore, pool, verdict
-from harness.planner.explore import Option, Proof, best_of, dominates, option_of, search
+from harness.planner.explore import Option, Point, Proof, best_of, dominates, option_of, search
 from harness.planner.plan.candidates import asked_for
 from harness.planner.plan.command import add_arguments
-from harness.planner.plan.lattice import Point
 from harness.planner.plan.tracing import known
 from harness.planner.verdict import Fit
 from harness.prediction import Prediction

@@ -16,7 +16,7 @@ from harness.planner.verdict import Fit, judge
 from harness.resolve import Resolved, resolve
 from harness.spec import Spec
 from harness.system import cards
-from strategies.base import BadInput, Slot
+from strategies.base import Slot
 from tests.made.predictions import GIB, asked, made_up, prediction
 
 pytestmark = pytest.mark.usefixtures("sure")
@@ -35,8 +35,7 @@ def largest(
         tried.extend(rows)
         return [judge(row, prediction(need(row)), CARD) for row in rows]
 
-    rows = [row or asked("zero2")]
-    return search.search(rows, search.SOUGHT[what](rows), CARD, ask)[0], tried
+    return search.search([row or asked("zero2", global_batch=8)], what, CARD, ask)[0], tried
 
 
 def said(one: search.Largest, what: str = "batch") -> str:
@@ -139,5 +138,5 @@ def test_recipes_without_a_rank_are_named_beside_those_that_have_one(monkeypatch
     assert f"rank {int((ROOM - 4) / 0.05)}" in text
     assert "Encoding needs" in text, "the step is not the run"
     assert "refused single+bf16: single+bf16 has no adapters" in text
-    with pytest.raises(BadInput, match="largest is rank"):
-        search.refuse("rank", [resolve(Spec(recipe="ddp", model="DiT-S/4"))])
+    assert cli.main([*words, "--recipes", "single+bf16"]) == 2
+    assert "largest is rank: single+bf16 has no adapters" in capsys.readouterr().err

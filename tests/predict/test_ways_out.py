@@ -7,28 +7,34 @@ from collections.abc import Callable
 
 import pytest
 import yaml
+from rich.console import Console
 
 from harness import ROOT
-from harness.planner import edits, verdict
+from harness.commands.progress import Predictions
+from harness.planner import pool, records, verdict
 from harness.planner.plan.answer import answer
+from harness.planner.plan.candidates import Asked
+from harness.planner.plan.tracing import Asking
 from harness.planner.speed import rates as calibrated
 from harness.planner.speed.roofline import seconds
 from harness.planner.verdict import Fit
 from harness.resolve import Resolved, resolve
 from harness.system import cards
-from tests.made.predictions import GIB, asked, prediction
+from strategies.base import Slot
+from tests.made.predictions import GIB, asked, made_up, prediction
 
 pytestmark = pytest.mark.usefixtures("sure")
 
 CARD = cards.of_size(24 * GIB)
 LARGE = 40
-"""GiB of which half are activations: a smaller micro batch alone would do."""
+"""GiB of which half are activations."""
 
 # What is nearest, on so many GPUs, with this global batch.
 NEAREST = {
     "plain": ("ddp", 8, 256),
     "accumulation in use": ("ddp+accumulate:steps=4", 8, 256),
-    "adapters and tf32": ("ddp+lora+tf32", 8, 256),
+    "an adapter of another kind": ("ddp+lokr+tf32", 8, 256),
+    "a rank": ("zero3+bf16+lora:rank=4", 8, 256),
     "the optimizer's place taken": ("ddp+adafactor", 8, 256),
     "an optimizer that refuses DeepSpeed": ("single+offload_adamw", 1, 32),
     "offload in use": ("zero3_offload+bf16+checkpoint", 8, 256),
@@ -37,23 +43,25 @@ NEAREST = {
 }
 
 
-def seek(
-    recipe: str,
-    need: Callable[[Resolved], float] = lambda row: LARGE,
-    processes: int = 8,
-    batch: int = 256,
-) -> tuple[edits.Ways | None, list[Fit]]:
-    """The ways out where ``recipe`` needs too much and what is asked for then ``need(row)``, and
-    what was asked."""
-    told: list[Fit] = []
+@pytest.fixture
+def instead(monkeypatch):
+    """What is tried where ``recipe`` needs too much and another row ``need(row)``."""
 
-    def ask(rows: list[Resolved], why: str) -> list[Fit]:
-        found = [verdict.judge(row, prediction(need(row)), CARD) for row in rows]
-        told.extend(found)
-        return found
+    def tried(
+        recipe: str,
+        need: Callable[[Resolved], float] = lambda row: LARGE,
+        processes: int = 8,
+        batch: int = 256,
+    ) -> list[Fit]:
+        made_up(monkeypatch, need)
+        monkeypatch.setattr(records, "find", lambda *_: None)
+        monkeypatch.setattr(pool, "cached", lambda *_: None)
+        fit = failed(recipe, processes=processes, global_batch=batch)
+        ranks = max(processes, 8) if batch > 32 else processes
+        given = Asked(resolved=[fit.resolved], refused=[], gpu=CARD, processes=ranks)
+        return Asking(given, 1, Predictions(Console(quiet=True))).instead([fit])
 
-    fits = [failed(recipe, processes=processes, global_batch=batch)]
-    return edits.seek(fits, max(processes, 8) if batch > 32 else processes, ask), told
+    return tried
 
 
 def failed(recipe: str, **more: int) -> Fit:
@@ -65,54 +73,45 @@ def names(told: list[Fit]) -> list[str]:
 
 
 @pytest.mark.parametrize("case", NEAREST)
-def test_whatever_is_asked_for_can_be_and_trains_the_same_batch(case):
+def test_whatever_is_asked_for_can_be_and_trains_the_same_batch_and_weights(case, instead):
     recipe, processes, batch = NEAREST[case]
-    ways, told = seek(recipe, processes=processes, batch=batch)
-    assert told and len(told) <= 20 and len(set(names(ways.tried))) == len(ways.tried)
-    for one in told:
+    tried = instead(recipe, processes=processes, batch=batch)
+    given = asked(recipe, processes=processes, global_batch=batch)
+    own = given.recipe.in_slot(Slot.ADAPT)
+    assert tried and len(set(names(tried))) == len(tried)
+    for one in tried:
         row = resolve(one.resolved.spec)
         assert row.refusal is None
         whole = row.micro_batch * row.spec.processes * row.recipe.accumulation
-        assert whole == row.spec.global_batch
-    assert {one.resolved.spec.global_batch for one in ways.tried} <= {batch}
-    assert recipe not in names(ways.tried)
+        assert whole == row.spec.global_batch == batch
+        part = row.recipe.in_slot(Slot.ADAPT)
+        assert bool(part) == bool(own) and (own is None or part.rank == own.rank)
+    assert recipe not in names(tried)
 
 
-def test_only_what_was_predicted_to_fit_is_named_the_fastest_first():
-    rates = {"zero2": 3, "zero3": 2, "ddp+bf16": 1}
-    ways, _ = seek("ddp", lambda row: 12 if str(row.recipe) in rates else LARGE)
-    work = ways.tried[0].prediction.work[0]
-    tried = []
-    for one in ways.tried:
-        slower = dataclasses.replace(work, count=rates.get(one.label, 9))
-        tried.append(dataclasses.replace(one, seconds=seconds([slower], CARD, 8)))
-    text = answer([failed("ddp")], dataclasses.replace(ways, tried=tried))
+def test_only_what_was_predicted_to_fit_is_named_the_fastest_first(instead):
+    rates = {"zero2+bf16": 3, "zero3+bf16": 2, "ddp+bf16": 1}
+    tried = instead("ddp", lambda row: 12 if str(row.recipe) in rates else LARGE)
+    work = tried[0].prediction.work[0]
+    slow = [dataclasses.replace(work, count=rates.get(one.label, 9)) for one in tried]
+    tried = [dataclasses.replace(one, seconds=seconds([each], CARD, 8))
+             for one, each in zip(tried, slow, strict=True)]  # fmt: skip
+    text = answer([failed("ddp")], tried)
     assert text[2].startswith("Predicted to fit instead, of ")
-    assert [line.split(",")[0].strip() for line in text[3:-1]] == ["ddp+bf16", "zero3", "zero2"]
-    assert text[-1].startswith("  export it: ./run.sh export ddp+bf16 --model ")
+    named = [line.split(",")[0].strip() for line in text[3:-1]]
+    assert named == [name for name in reversed(rates) if name in names(tried)] != []
+    assert text[-1].startswith(f"  export it: ./run.sh export {named[0]} --model ")
 
 
-def test_several_parts_are_changed_at_once_where_one_is_not_enough():
+def test_smaller_micro_batches_are_tried_where_no_recipe_fits(instead):
     def need(row: Resolved) -> float:
-        return 10 if "host_optimizer" in row.launch.traits and row.micro_batch == 8 else LARGE
+        return 10 if row.micro_batch == 8 else LARGE
 
-    ways, _ = seek("zero3+bf16", need)
-    assert names(ways.able) == ["zero3_offload+bf16+checkpoint+accumulate:steps=4+ema:place=cpu"]
-    assert not ways.wider
-
-
-def test_more_gpus_are_the_last_resort_and_the_fewest_that_do_are_named():
-    def need(row: Resolved) -> float:
-        if row.spec.processes >= 32:
-            return 20
-        return 30 if "split_parameters" in row.launch.traits else LARGE
-
-    ways, _ = seek("ddp", need)
-    assert [one.resolved.spec.processes for one in ways.wider] == [16, 32, 64]
-    text = "\n".join(answer([failed("ddp")], ways))
-    assert f"None of {len(ways.tried)} changes tried fits: zero1, zero2, " in text
-    assert "The least of these: zero3 needs 31.3 GiB" in text
-    assert "On 32 GPUs, global batch 256: zero3, 21.3 GiB" in text and "On 64" not in text
+    tried = instead("zero3+bf16", need)
+    (found,) = [one for one in tried if one.fits]
+    assert found.resolved.recipe.accumulation == 4 and found.resolved.spec.global_batch == 256
+    text = "\n".join(answer([failed("ddp")], instead("ddp")))
+    assert "others tried fits; the least: " in text and "--gpus 2 4 8" in text
 
 
 # ---- words ----

@@ -21,10 +21,10 @@ from harness.commands.options import add_force
 from harness.commands.progress import Predictions
 from harness.json_files import atomic_file
 from harness.planner import pool, records, verdict
+from harness.planner.edits import adapts
 from harness.planner.plan.answer import gib, rate_in_words
 from harness.planner.plan.candidates import PlanError, asked_for
 from harness.planner.plan.command import add_arguments as plan_arguments
-from harness.planner.plan.lattice import adapts
 from harness.planner.plan.request import export_command
 from harness.planner.plan.table import SHOWN, by_category, order
 from harness.planner.plan.tracing import Asking
@@ -183,7 +183,7 @@ def recipe_words(fit: Fit) -> str:
 
 def cells_of(model: str, card: str, asking: Asking) -> list[Cell]:
     """Return the cell of each training that the plan of ``asking`` answers."""
-    every, proofs, _ = asking.answer(ways=False)
+    every, proofs, _ = asking.answer(others=False)
     answers = {one.adapters: one.best for one in proofs}
     cells = []
     for frozen, training in TRAININGS.items():

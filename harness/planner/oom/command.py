@@ -20,14 +20,14 @@ from harness.commands.console import OK, make_console
 from harness.commands.options import add_json, write_answer
 from harness.commands.progress import Predictions
 from harness.planner import pool
-from harness.planner.edits import Ways, freeing, seek
+from harness.planner.explore import usual
 from harness.planner.oom import log, reading, snapshot
 from harness.planner.oom.log import Failure, Log, Numbers
 from harness.planner.oom.reading import Reading, gib
 from harness.planner.plan.advice import time_of
+from harness.planner.plan.answer import able_of, reach, tried_instead
 from harness.planner.plan.answer import gib as plain
-from harness.planner.plan.answer import reach, tried_instead
-from harness.planner.plan.candidates import asked_for, without_recipes
+from harness.planner.plan.candidates import asked_for
 from harness.planner.plan.request import AS_PLANNED, add_question, export_command, fit_as_json
 from harness.planner.plan.table import print_lines
 from harness.planner.plan.tracing import Asking
@@ -43,8 +43,8 @@ STDIN = "-"
 PICKLE = b"\x80"
 HEAD, LINE = 4096, 2**16
 """Bytes from which the kind of a file is found, and most characters of a line."""
-LARGEST_LINES, CHANGES, MOVES = 5, 3, 8
-"""Most source lines and changes that are printed, and most moved knobs that are predicted."""
+LARGEST_LINES, CHANGES = 5, 3
+"""Most source lines and changes that are printed."""
 WANTED = "give a traceback, a log, or a snapshot by torch.cuda.memory._dump_snapshot"
 
 
@@ -230,7 +230,8 @@ def _tell_changes(
         asked = dataclasses.replace(asked, gpu=gpu)
     asking = Asking(asked, pool.default_jobs(), Predictions(console))
     (given,) = asking.fits(asked.resolved)
-    able, ways = fitting(given, options, asking)
+    tried = asking.instead([given], given)
+    able = able_of(tried or ())
     if given.fits:
         lines = [
             f"Predicted to fit: {reach(given)}. The run had larger samples, other models beside it "
@@ -239,7 +240,7 @@ def _tell_changes(
     elif able:
         lines = list(changes(given, able))
     else:
-        lines = tried_instead(ways) or [f"Not predicted: {given.prediction.reason}"]
+        lines = tried_instead(tried) or [f"Not predicted: {given.prediction.reason}"]
     needs = f" needs {reach(given)}" if given.need_bytes else ""
     needs += f", {gib(numbers.beside)} of it for other processes" if numbers.beside else ""
     console.print()
@@ -253,34 +254,12 @@ def _whole(size: int) -> int:
     return size // 2**20 * 2**20
 
 
-def fitting(
-    given: Fit, options: argparse.Namespace, asking: Asking
-) -> tuple[list[Fit], Ways | None]:
-    """Return changes of a recipe that fit, and those that the plan tried.
-    If few of these fit, single knobs are moved too. If none does, the recipes of the plan's own
-    search are taken that train the same weights."""
-    ways = seek([given], asking.asked.processes, asking.fits)
-    able = ways.able if ways else []
-    if given.fits or len(able) >= CHANGES:
-        return able, ways
-    if able:
-        known = {fit.resolved.spec for fit in ways.tried}
-        rows = [r for r in freeing(given, asking.asked.processes) if r.spec not in known]
-        more = asking.fits(rows[:MOVES], "One change at a time: ")
-    else:
-        asked = without_recipes(options, given.resolved)
-        more = asking.search(asked.resolved)[0] if asked.searched else []
-    return [*able, *(fit for fit in more if fit.fits)], ways
-
-
 def changes(given: Fit, able: Sequence[Fit]) -> Iterator[str]:
     """Yield the smallest changes that fit, with memory and time, and the command to export one.
-    Fewer changed parts are smaller; among equal ones the faster is."""
-    order = sorted(
-        able, key=lambda fit: (len(difference(given, fit)), -(fit.samples_per_second or 0))
-    )[:CHANGES]
+    Fewer changed parts are smaller; of equal ones those that trainers have, then the faster."""
+    order = sorted(able, key=lambda fit: (len(difference(given, fit)), not usual(fit.resolved)))
     yield "Smallest changes predicted to fit, with the time of a sample:"
-    for fit in order:
+    for fit in order[:CHANGES]:
         parts = ", ".join(difference(given, fit)) or fit.label
         yield f"- {parts}: {plain(fit.need_bytes)} GiB, time {time_of(fit, given)}"
     if command := export_command(order[0]):

@@ -16,7 +16,7 @@ from rich.markup import escape
 from harness.commands.console import OK
 from harness.commands.options import write_answer
 from harness.planner import edits, search, verdict
-from harness.planner.edits import Move, Ways
+from harness.planner.edits import Move
 from harness.planner.plan.answer import SAME, answer, gib, in_words, lacks, needs_or_lacks, reach
 from harness.planner.plan.candidates import Asked
 from harness.planner.plan.request import fit_as_json
@@ -31,11 +31,12 @@ from harness.planner.plan.table import (
     uncertain,
 )
 from harness.planner.plan.tracing import Asking, demand
-from harness.planner.search import SOUGHT, Largest
+from harness.planner.search import Largest
 from harness.planner.verdict import Fit
 from harness.report.data.grid import Column
 from harness.report.figures.units import GIB
 from harness.resolve import Resolved
+from strategies.base import BadInput
 
 NAMED = 4
 """Number of moves that a sentence names."""
@@ -54,9 +55,9 @@ class Moved(NamedTuple):
 
 
 def print_advice(
-    given: Fit, moved: Sequence[Moved], ways: Ways | None, console: Console, *, whole: bool
+    given: Fit, moved: Sequence[Moved], lines: Sequence[str], console: Console, *, whole: bool
 ) -> None:
-    """Print the recipe, its moves by knob, the conclusions and notes."""
+    """Print the recipe, its moves by knob, the conclusions (``lines``) and notes."""
     console.print(setting([given]), highlight=False)
     mark = ":" if given.need_bytes is None else ","
     state = f"{in_words(given)}{mark} {needs_or_lacks(given)}"
@@ -74,7 +75,7 @@ def print_advice(
         Column("Time", lambda row: time_of(row.fit, given), "number"),
     ]
     print_rows(own, moved, console)
-    print_lines(advice_lines(given, moved, ways), console)
+    print_lines(lines, console)
     print_notes([given], console, whole, [NOTE])
 
 
@@ -88,13 +89,13 @@ def time_of(fit: Fit, given: Fit) -> str:
     return "0 %" if abs(times - 1) < SAME else f"{100 * (times - 1):+.0f} %"
 
 
-def advice_lines(given: Fit, moved: Sequence[Moved], ways: Ways | None) -> list[str]:
+def advice_lines(given: Fit, moved: Sequence[Moved], tried: Sequence[Fit] | None) -> list[str]:
     """Return the moves that make the recipe fit or faster, up to ``NAMED``, the fastest first."""
     if given.need_bytes is None:
         return ["The recipe was not predicted, so no move can be compared with it."]
     rows = [row for row in moved if row.fit.fits]
     if not given.fits and not rows:
-        return ["No single move makes it fit.", *answer([given], ways)]
+        return ["No single move makes it fit.", *answer([given], tried)]
     head = "It fits. Faster, and fits too" if given.fits else "It begins to fit with one move"
     least = (1 + SAME) * (given.samples_per_second or math.inf) if given.fits else 0.0
     rows = [row for row in rows if (row.fit.samples_per_second or 0.0) >= least]
@@ -115,7 +116,7 @@ UNSURE = ("tight", "fits", "host")
 
 def print_largest(answers: Sequence[Largest], what: str, asked: Asked, console: Console) -> None:
     """Print a line for each recipe: the largest size that fits, and the next that does not."""
-    sizes = SOUGHT[what](asked.resolved)
+    sizes = answers[0].sizes
     name = sizes.named
     own = [
         Column("Recipe", lambda row: row.recipe),
@@ -180,16 +181,18 @@ def plan_largest(options: argparse.Namespace, asking: Asking, console: Console) 
         BadInput: no recipe has such a size.
     """
     what, asked = options.largest, asking.asked
-    search.refuse(what, asked.resolved)
     reasons = [(row, search.unable(what, row)) for row in asked.resolved]
+    if all(why for _, why in reasons):
+        raise BadInput(f"largest is {what}: {reasons[0][1]}")
     refused = [(str(row.recipe), why) for row, why in reasons if why and not asked.searched]
-    rows, told = [row for row, why in reasons if not why], []
+    rows = [row for row, why in reasons if not why]
     asked = dataclasses.replace(asked, resolved=rows, refused=[*asked.refused, *refused])
+    told = list[Fit]()
     if asked.searched:
         told, proofs = asking.search(rows)
         best = [proof.best or proof.nearest for proof in proofs]
         rows = [fit.resolved for fit in best if fit] or rows[:1]
-    answers = asking.largest(what, rows, told=told)
+    answers = asking.largest(what, rows, told)
     demand((fit for one in answers for fit in (one.fits, one.over)), asked.resolved, asked.gpu)
     print_largest(answers, what, asked, console)
     if options.json:
@@ -229,10 +232,10 @@ def plan_advice(options: argparse.Namespace, asking: Asking, console: Console) -
     knobs = ["", *(move.knob for move in moves)]
     heads = [knob * (knob != last) for last, knob in itertools.pairwise(knobs)]
     moved = list(map(Moved, heads, moves, fits))
-    ways = edits.seek([given, *fits], asking.asked.processes, asking.fits)
-    print_advice(given, moved, ways, console, whole=options.notes)
+    tried = asking.instead([given, *fits])
+    print_advice(given, moved, advice_lines(given, moved, tried), console, whole=options.notes)
     if options.json:
         told = [{"knob": move.knob, "to": move.to, **fit_as_json(fit)} for _, move, fit in moved]
-        tried = [fit_as_json(fit) for fit in ways.tried] if ways else []
-        write_answer(options, {"given": fit_as_json(given), "moves": told, "tried": tried})
+        others = [fit_as_json(fit) for fit in tried or ()]
+        write_answer(options, {"given": fit_as_json(given), "moves": told, "tried": others})
     return OK

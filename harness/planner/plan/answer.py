@@ -3,16 +3,15 @@ Also the one-line answer of ``plan --check``."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from harness.memory.record import Instant
 from harness.planner import verdict
 from harness.planner.before_step import Before
 from harness.planner.eager import note_of
-from harness.planner.edits import Ways
+from harness.planner.edits import adapts
 from harness.planner.explore import Proof, option_of, within
 from harness.planner.phase_needs import STEP
-from harness.planner.plan.lattice import adapts
 from harness.planner.plan.request import export_command
 from harness.planner.verdict import Fit
 from harness.report.figures.units import GIB
@@ -23,6 +22,8 @@ SAME = 0.005
 """Relative difference of two speeds below which neither recipe is called faster."""
 MOST_NAMES = 4
 """Most settings that a verdict names as not counted."""
+NAMED = 4
+"""Most alternatives that an answer names."""
 MUCH = 16 * GIB
 """Host memory of a node, in bytes, from which the answer states it."""
 WORD = {"fits": "fits", "tight": "tight", "host": "host short", "no": "no",
@@ -31,31 +32,33 @@ TRAINED = {True: "Adapters", False: "All weights"}
 """Whether most weights are frozen -> what is trained."""
 
 
-def answered(fits: Sequence[Fit], proofs: Sequence[Proof], ways: Ways | None) -> list[str]:
+def answered(
+    fits: Sequence[Fit], proofs: Sequence[Proof], tried: Sequence[Fit] | None
+) -> list[str]:
     """Return the answers of searches; of a list without ``proofs`` one, or one for adapters and
     one for full training if it has both."""
     if proofs:
         lines = [line for proof in proofs for line in searched(proof, fits)]
-        return [*lines, *tried_instead(ways)]
+        return [*lines, *tried_instead(tried)]
     kinds = {kind: [fit for fit in fits if adapts(fit.resolved) == kind] for kind in TRAINED}
-    if ways is not None or not all(kinds.values()):
-        return answer(fits, ways)
+    if tried is not None or not all(kinds.values()):
+        return answer(fits, tried)
     return [line for kind, some in kinds.items() for line in (f"{TRAINED[kind]}:", *answer(some))]
 
 
-def answer(fits: Sequence[Fit], ways: Ways | None = None) -> list[str]:
+def answer(fits: Sequence[Fit], tried: Sequence[Fit] | None = None) -> list[str]:
     """Return the fastest recipe that fits; if none does, the nearest and the alternatives."""
     best, least = verdict.fastest(fits), verdict.nearest(fits)
     if best is not None:
         head = "Fastest predicted to fit" if best.fits else "None is sure to fit. Fastest that may"
         others = {"least memory": least} if least is not None and least is not best else {}
-        return [*_taken(head, best, others, fits), *([] if best.fits else tried_instead(ways))]
+        return [*_taken(head, best, others, fits), *([] if best.fits else tried_instead(tried))]
     if all(fit.lack for fit in fits):
         return ["None of these can run on this card; the lines below the table say what can."]
     if least is None:
         return ["Nothing could be predicted; the lines below the table say why."]
     head = f"None is predicted to fit. Nearest: {least.label} {lacks(least)}"
-    return [head, *_peak(least), *tried_instead(ways)]
+    return [head, *_peak(least), *tried_instead(tried)]
 
 
 def searched(proof: Proof, fits: Sequence[Fit]) -> list[str]:
@@ -144,30 +147,22 @@ def on_host(fit: Fit) -> str:
     return f", and {gib(fit.host_bytes)} of {gib(fit.host_memory)} GiB of host memory"
 
 
-def tried_instead(ways: Ways | None) -> list[str]:
-    """Return the alternatives that fit, or that none does, and the GPUs needed."""
-    if ways is None:
+def able_of(tried: Iterable[Fit]) -> list[Fit]:
+    """Return those that fit, the fastest first."""
+    able = [fit for fit in tried if fit.fits]
+    return sorted(able, key=lambda fit: -(fit.samples_per_second or 0))
+
+
+def tried_instead(tried: Sequence[Fit] | None) -> list[str]:
+    """Return the alternatives that fit, or that none does."""
+    if able := able_of(tried or ()):
+        head = f"Predicted to fit instead, of {len(tried)} tried, fastest first:"
+        return [head, *(f"  {_offer(fit)}" for fit in able[:NAMED]), *_export(able[0])]
+    least = verdict.nearest(tried or ())
+    if least is None:
         return []
-    if ways.able:
-        head = f"Predicted to fit instead, of {len(ways.tried)} tried, fastest first:"
-        return [head, *(f"  {_offer(fit)}" for fit in ways.able), *_export(ways.able[0])]
-    lines, least = [], verdict.nearest(ways.tried)
-    if ways.tried:
-        names = ", ".join(fit.label for fit in ways.tried)
-        lines.append(f"None of {len(ways.tried)} changes tried fits: {names}")
-    if least:
-        lines.append(f"The least of these: {_offer(least)}")
-    if ways.on_more:
-        lines.append(_on_more_gpus(ways.on_more))
-    elif ways.wider:
-        tried = ", ".join(str(fit.resolved.spec.processes) for fit in ways.wider)
-        lines.append(f"Nor does {ways.wider[0].label} on {tried} GPUs")
-    return lines
-
-
-def _on_more_gpus(fit: Fit) -> str:
-    spec = fit.resolved.spec
-    return f"On {spec.processes} GPUs, global batch {spec.global_batch}: {_offer(fit)}"
+    told = f"None of {len(tried)} others tried fits; the least: {_offer(least)}"
+    return [told, "--gpus 2 4 8 says whether more GPUs do."]
 
 
 def _offer(fit: Fit) -> str:
@@ -289,7 +284,7 @@ def gib(size: int | None) -> str:
 # end of the range. 1: does not fit, may fit, cannot run, or was not predicted. 2: bad input.
 
 
-def check_line(fit: Fit, ways: Ways | None, before: Before | None = None) -> str:
+def check_line(fit: Fit, tried: Sequence[Fit] | None, before: Before | None = None) -> str:
     """Return the verdict with its reason and margin, and the nearest alternative that fits."""
     if fit.lack:
         return f"cannot run: {fit.label}: {fit.lack}"
@@ -309,10 +304,10 @@ def check_line(fit: Fit, ways: Ways | None, before: Before | None = None) -> str
         return "; ".join(filter(None, [free, note, *phases(fit)]))
     if fit.may_fit:
         said = f"{in_words(fit)}: {size}, may or may not fit{host}{_why(fit)}"
-        return "; ".join(filter(None, [said, note, _way(ways)]))
+        return "; ".join(filter(None, [said, note, _way(tried)]))
     short = f"{gib(-fit.margin_bytes)} GiB more than it has{_why(fit)}"
     short = f"and {lacks(fit)}" if fit.verdict == "host" else short
-    return f"does not fit: {size}, {short}; {_way(ways)}"
+    return f"does not fit: {size}, {short}; {_way(tried)}"
 
 
 def _why(fit: Fit) -> str:
@@ -326,13 +321,11 @@ def _why(fit: Fit) -> str:
     return f" (at its peak in {instant.phase} {', '.join(parts)})"
 
 
-def _way(ways: Ways | None) -> str:
-    """Return the nearest alternative that fits, also on more GPUs; else the smallest need."""
-    if ways is None:
-        return "no alternative was found"
-    if found := ways.able[0] if ways.able else ways.on_more:
-        like = f" (speed assumed: {found.gpu.like})" if found.gpu.like else ""
-        return f"fits: {_offer(found) if ways.able else _on_more_gpus(found)}{like}"
-    if least := verdict.nearest(ways.tried):
+def _way(tried: Sequence[Fit] | None) -> str:
+    """Return the fastest alternative that fits; else the smallest need."""
+    if able := able_of(tried or ()):
+        like = f" (speed assumed: {able[0].gpu.like})" if able[0].gpu.like else ""
+        return f"fits: {_offer(able[0])}{like}"
+    if least := verdict.nearest(tried or ()):
         return f"no alternative that was tried fits; the smallest is {_offer(least)}"
     return "no alternative was found"

@@ -12,11 +12,10 @@ from dataclasses import dataclass
 
 from harness.data.feed import check_data
 from harness.phases import planned, planned_text
-from harness.planner import before_step, resident_models
+from harness.planner import before_step, edits, resident_models
 from harness.planner.before_step import Before
 from harness.planner.calibration import store
 from harness.planner.export import trainers
-from harness.planner.plan import lattice
 from harness.planner.plan.request import HOST_GIVEN, LATENT
 from harness.planner.speed import rates
 from harness.resolve import Resolved, resolve
@@ -138,18 +137,22 @@ def for_card(recipes: Sequence[str], gpu: Card) -> list[str]:
     return list(dict.fromkeys(re.sub(r"\+bf16(_pure)?\b", "+fp16", text) for text in recipes))
 
 
+def half_of(gpu: Card) -> tuple[str, ...]:
+    """Return the 16-bit precisions of a card, the purest first."""
+    texts = for_card(["+bf16_pure", "+bf16"], gpu)
+    return tuple(dict.fromkeys(text.removeprefix("+") for text in texts))
+
+
 def without_recipes(options: argparse.Namespace, row: Resolved) -> Asked:
     """Return the plan that names no recipe, of those that train the weights that ``row`` trains."""
     asked = asked_for(argparse.Namespace(**{**vars(options), "recipes": None}))
-    rows = [one for one in asked.resolved if lattice.adapts(one) == lattice.adapts(row)]
+    rows = [one for one in asked.resolved if edits.adapts(one) == edits.adapts(row)]
     return dataclasses.replace(asked, resolved=rows)
 
 
 def _lattice(base: Spec, gpu: Card, options: argparse.Namespace) -> list[Resolved]:
     """Return the lattice; with ``--trainer``, the rows of which one of them has all parts."""
-    half = dict.fromkeys(for_card(["+bf16_pure", "+bf16"], gpu))
-    named = tuple(text.removeprefix("+") for text in half)
-    rows = list(_lattice_of(base, named, whole_batches=options.largest != "batch"))
+    rows = list(_lattice_of(base, half_of(gpu), whole_batches=options.largest != "batch"))
     if not options.trainer:
         return rows
     some = [row for row in rows if any(trainers.has(name, row) for name in options.trainer)]
@@ -162,12 +165,12 @@ def _lattice(base: Spec, gpu: Card, options: argparse.Namespace) -> list[Resolve
 @functools.lru_cache(maxsize=16)
 def _lattice_of(base: Spec, half: Sequence[str], *, whole_batches: bool) -> Sequence[Resolved]:
     """Return the lattice in the 16-bit precisions ``half``; cards that have them share it."""
-    return lattice.lattice(
-        lambda recipe: _row(base, recipe, whole_batches=whole_batches),
-        several=base.processes > 1,
-        half=half,
-        whole_only=not kind_of(base.model).brings_samples,
-    )
+    adapters = edits.ADAPTERS if kind_of(base.model).brings_samples else ()
+
+    def row(recipe: str) -> Resolved:
+        return _row(base, recipe, whole_batches=whole_batches)
+
+    return edits.lattice(row, base.processes > 1, half, adapters)
 
 
 def _resolutions(options: argparse.Namespace) -> Sequence[str]:

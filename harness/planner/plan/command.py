@@ -16,7 +16,6 @@ from harness.commands.console import FAILED, INTERRUPTED, OK, make_console
 from harness.commands.options import add_force, add_json, write_answer
 from harness.commands.progress import Predictions
 from harness.planner import pool, verdict
-from harness.planner.edits import Ways
 from harness.planner.explore import Proof
 from harness.planner.export import trainers
 from harness.planner.plan import measured
@@ -61,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--cfg-scale", type=float, metavar="G", default=0.0, help=text)
     text = "search for the largest size that fits: micro batch, resolution, frames, rank of "
     text += "adapters, or number of blocks that stay on the GPU (default: none)"
-    add("--largest", choices=tuple(SOUGHT), help=text)
+    add("--largest", choices=SOUGHT, help=text)
     text = "print one line for one recipe; the exit code is 0 if it fits, else 1"
     add("--check", action="store_true", help=text)
     text = "change one setting of one recipe at a time, and print its memory and time"
@@ -134,18 +133,18 @@ def _plan(
     uncounted: Sequence[verdict.Uncounted],
 ) -> int:
     asked = asking.asked
-    fits, proofs, ways = asking.answer()
+    fits, proofs, tried = asking.answer()
     demand(fits, asked.resolved, asked.gpu)
     if options.check:
         fits = [verdict.with_uncounted(fit, uncounted) for fit in fits]
-        line = escape(check_line(fits[0], ways, asked.before))
+        line = escape(check_line(fits[0], tried, asked.before))
         console.print(line, highlight=False, soft_wrap=True)
     else:
-        print_plan(fits, proofs, asked, ways, console, whole=options.notes)
+        print_plan(fits, proofs, asked, tried, console, whole=options.notes)
     if options.explain:
         print_explained(fits, console)
     if options.json:
-        write_answer(options, as_json(fits, proofs, ways, asked))
+        write_answer(options, as_json(fits, proofs, tried, asked))
     if any(proof.stopped for proof in proofs):
         return INTERRUPTED
     none = all(fit.need_bytes is None and fit.verdict != "cannot" for fit in fits)
@@ -154,7 +153,7 @@ def _plan(
 
 
 def as_json(
-    fits: Sequence[Fit], proofs: Sequence[Proof], ways: Ways | None, asked: Asked
+    fits: Sequence[Fit], proofs: Sequence[Proof], tried: Sequence[Fit] | None, asked: Asked
 ) -> dict[str, object]:
     """Return every derived value and the predictions behind it."""
     best = verdict.fastest([proof.best for proof in proofs if proof.best] or fits)
@@ -166,7 +165,6 @@ def as_json(
         "rows": [fit_as_json(fit) for fit in fits],
         "before": asked.before.as_json if asked.before else None,
         "searches": [proof.as_json for proof in proofs],
-        "tried": [fit_as_json(fit) for fit in ways.tried] if ways else [],
-        "tried_on_more_gpus": [fit_as_json(fit) for fit in ways.wider] if ways else [],
+        "tried": [fit_as_json(fit) for fit in tried or ()],
         "refused": [{"recipe": name, "reason": reason} for name, reason in asked.refused],
     }

@@ -85,7 +85,7 @@ def _answers(options: argparse.Namespace, count: int, jobs: int, console: Consol
     except BadInput as error:
         yield Row(count, None, str(error))
         return
-    fits, proofs, _ = Asking(asked, jobs, Predictions(console)).answer(ways=False)
+    fits, proofs, _ = Asking(asked, jobs, Predictions(console)).answer(others=False)
     best = [proof.best or proof.nearest for proof in proofs]
     best = best or [verdict.fastest(fits) or verdict.nearest(fits)]
     for fit in best:

@@ -14,6 +14,7 @@ from rich.console import Console
 from harness.commands.console import FAILED, INTERRUPTED, OK
 from harness.commands.options import write_answer
 from harness.planner import pool
+from harness.planner.edits import adapts
 from harness.planner.export import files
 from harness.planner.export.files import ACCELERATE
 from harness.planner.export.matching import Reading
@@ -30,7 +31,6 @@ from harness.planner.plan.answer import (
     reach,
 )
 from harness.planner.plan.candidates import PlanError, asked_for, without_recipes
-from harness.planner.plan.lattice import adapts
 from harness.planner.plan.request import MODEL, fit_as_json
 from harness.planner.plan.table import (
     SHOWN,

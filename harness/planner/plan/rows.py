@@ -71,7 +71,7 @@ def plan(
     options.host_memory, options.also = host_memory, [*also]
     asked = asked_for(options)
     asking = Asking(asked, pool.default_jobs(), Predictions(Console(quiet=True)))
-    fits, proofs, _ = asking.answer(ways=False)
+    fits, proofs, _ = asking.answer(others=False)
     demand(fits, asked.resolved, asked.gpu)
     best = [one.best for one in proofs] if proofs else [verdict.fastest(fits)]
     rows = sorted(fits, key=lambda fit: (not any(fit is one for one in best), *order(fit)))

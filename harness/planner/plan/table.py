@@ -12,11 +12,10 @@ from rich.markup import escape
 from harness import RUN
 from harness.planner import resident_models, uncertainty, verdict
 from harness.planner.eager import note_of
-from harness.planner.edits import Ways
+from harness.planner.edits import adapts
 from harness.planner.explore import RULE, reason
 from harness.planner.export import trainers
 from harness.planner.plan.answer import answered, gib, in_row, kind_of_sample, phases, rate
-from harness.planner.plan.lattice import adapts
 from harness.planner.speed import rates
 from harness.planner.speed.roofline import issue_seconds, issued
 from harness.planner.verdict import Fit
@@ -87,7 +86,7 @@ def print_plan(
     fits: Sequence[Fit],
     proofs: Sequence[Proof],
     asked: Asked,
-    ways: Ways | None,
+    tried: Sequence[Fit] | None,
     console: Console,
     *,
     whole: bool,
@@ -96,7 +95,7 @@ def print_plan(
     ``proofs``: of searches, whose predictions are ``fits``. ``whole``: all notes."""
     before = asked.before
     print_lines([setting(fits), *(before.lines if before else ())], console)
-    print_lines(answered(fits, proofs, ways), console)
+    print_lines(answered(fits, proofs, tried), console)
     best = [proof.best for proof in proofs] if proofs else [verdict.fastest(fits)]
     best = [fit for fit in best if fit]
     shown, left = shortened(fits, proofs) if proofs else (fits, [])
@@ -417,8 +416,8 @@ def explained(fit: Fit) -> list[str]:
     parts = ((name, getattr(fit.seconds, name)) for name in names)
     shown = [f"{name} {1e3 * seconds:.0f} ms" for name, seconds in parts if seconds >= 5e-4]
     place = "NVLink domain" if fit.gpu.domain else "node"
-    ways = {f"within its {place}": fit.sent.within, f"to other {place}s": fit.sent.across}
-    told = " and ".join(f"{fine(size)} GiB {way}" for way, size in ways.items() if size)
+    tried = {f"within its {place}": fit.sent.within, f"to other {place}s": fit.sent.across}
+    told = " and ".join(f"{fine(size)} GiB {way}" for way, size in tried.items() if size)
     lines.append(f"  a step: {', '.join(shown)}")
     return [*lines, *([f"  a GPU sends in it {told}"] if told else [])]
 

@@ -11,12 +11,11 @@ from dataclasses import dataclass
 from harness import RUN
 from harness.commands.progress import Predictions, during
 from harness.planner import edits, overhead, pool, records, verdict
-from harness.planner import search as largest
-from harness.planner.edits import Ways
 from harness.planner.explore import Proof, search
-from harness.planner.plan.candidates import Asked
+from harness.planner.plan.candidates import Asked, half_of
 from harness.planner.plan.request import words
-from harness.planner.search import SOUGHT, Largest
+from harness.planner.search import Largest, ladder
+from harness.planner.search import search as search_largest
 from harness.planner.verdict import Fit
 from harness.prediction import Prediction
 from harness.resolve import Resolved, resolve
@@ -49,9 +48,9 @@ class Asking:
         return self._judged(rows, named, why)
 
     def search(
-        self, rows: Sequence[Resolved], *, partial: bool = False
+        self, rows: Sequence[Resolved], *, partial: bool = False, first: bool = False
     ) -> tuple[list[Fit], list[Proof]]:
-        """Search a lattice for its answers (``explore.search``).
+        """Search a lattice for its answers (``explore.search``, which has ``first``).
         ``partial``: Ctrl-C ends it with the best so far; else it ends the command."""
         gpu = self.asked.gpu
         alone = self.recorded or not pool.traces()
@@ -61,34 +60,49 @@ class Asking:
             return known(row, gpu, recorded=True) if counts else None
 
         with pool.kept_workers():
-            fits, proofs = search(rows, gpu, self.fits, shipped, alone=alone)
+            fits, proofs = search(rows, gpu, self.fits, shipped, alone=alone, first=first)
         if any(proof.stopped for proof in proofs) and not partial:
             raise KeyboardInterrupt
         return fits, proofs
 
-    def answer(self, *, ways: bool = True) -> tuple[list[Fit], list[Proof], Ways | None]:
+    def answer(self, *, others: bool = True) -> tuple[list[Fit], list[Proof], list[Fit] | None]:
         """Return the fits of the plan's rows, the proofs of its searches, and changes that fit.
-        Without ``ways``, changes are not searched for."""
+        Without ``others``, changes are not searched for."""
         rows = self.asked.resolved
         searched = self.asked.searched
-        fits, proofs = self.search(rows, partial=ways) if searched else ([], [])
+        fits, proofs = self.search(rows, partial=others) if searched else ([], [])
         fits = fits or self.fits(rows)  # of a lattice, if its card can run none
         stopped = any(proof.stopped for proof in proofs)
-        if stopped or not ways:
-            return fits, proofs, None
-        return fits, proofs, edits.seek(fits, self.asked.processes, self.fits)
+        return fits, proofs, None if stopped or not others else self.instead(fits)
 
-    def largest(self, what: str, rows: Sequence[Resolved], told: Sequence[Fit]) -> list[Largest]:
-        """Search for each row's largest ``what`` (a key of ``SOUGHT``); ``told``: known fits."""
-        sizes = SOUGHT[what](rows)
+    def instead(self, fits: Sequence[Fit], near: Fit | None = None) -> list[Fit] | None:
+        """Return what was tried where none of ``fits`` fits; None if one does.
+        These are recipes of the lattice around ``near``, which train the same weights, then smaller
+        micro batches. ``near``: None for the nearest of ``fits``, if one has a need."""
+        near, asked, tried = near or verdict.nearest(fits), self.asked, list[Fit]()
+        if near is None or any(fit.fits for fit in fits):
+            return None
+        if not asked.searched and not near.resolved.spec.sampling:
+            known = {fit.resolved.spec for fit in fits}
+            rows = edits.around(near.resolved, asked.processes, half_of(asked.gpu))
+            rows = [row for row in rows if row.spec not in known]
+            tried = self.search(rows, first=True)[0] if rows else []
+        least = verdict.nearest([near, *tried])
+        if least and not any(fit.fits for fit in tried):
+            less = edits.smaller(least.resolved, asked.processes)
+            tried += self.fits(less, "None fits; trying smaller micro batches: ")
+        return tried
 
-        def named(row: Resolved) -> str:
-            return f"{row.recipe} at {sizes.named(row)}"
+    def largest(
+        self, what: str, rows: Sequence[Resolved], told: Iterable[Fit] = ()
+    ) -> list[Largest]:
+        """Search for each row's largest ``what`` (a value of ``SOUGHT``); ``told``: known fits."""
+        size = ladder(what, rows[0]).named
 
         def ask(some: list[Resolved]) -> list[Fit]:
-            return self._judged(some, named)
+            return self._judged(some, lambda row: f"{row.recipe} at {size(row)}")
 
-        return largest.search(rows, sizes, self.asked.gpu, ask, told)
+        return search_largest(rows, what, self.asked.gpu, ask, told)
 
     def _judged(
         self, rows: Sequence[Resolved], named: Callable[[Resolved], str], why: str = ""
