@@ -53,8 +53,6 @@ class Point:
         self.elements, self.ranks = row.subject.parameters, row.launch.processes
         self.shards = "shards" in self.traits
         self.splits = "split_parameters" in self.traits
-        self.buckets = "replicas" in self.traits and not self.adapted
-        """True if gradients have a second copy, in DDP's buckets."""
         self.pure = bool(self.traits & {"pure_bf16", "float_master"})
         """True if weights are stored in 16 bits."""
         self.quantized = "quantized_weights" in self.traits
@@ -87,9 +85,11 @@ class Point:
             return 0.4
         return 0.2 if self.products else self.share
 
-    def apart(self, other: Point) -> float:
-        """Return how unlike two points are in what they keep and repeat, from 0 to 2."""
-        return abs(self.kept - other.kept) + abs(self.again - other.again)
+    def apart(self, other: Point) -> tuple[bool, float, int]:
+        """Return how unlike two points are: their columns, what they keep and repeat, and what they
+        stream."""
+        level = abs(self.kept - other.kept) + abs(self.again - other.again)
+        return self.name != other.name, level, abs(self.swapped - other.swapped)
 
     @functools.cached_property
     def rounding(self) -> int:
@@ -158,15 +158,6 @@ class Point:
             return 0.0
         each = HALF if self.shards else self.weight_bytes
         return each * (self.elements - self.stepped_away) / (self.ranks if self.shards else 1)
-
-    def frees(self, other: Point) -> float:
-        """Return an estimate of the bytes that it frees on the device by streaming more than
-        ``other``: weights, and of blocks that train their gradients, the copy in DDP's buckets and
-        optimizer state."""
-        waits = max(0, self.streamed - other.streamed)
-        stepped = max(0, self.stepped_away - other.stepped_away)
-        each = (1 + self.buckets) * self.weight_bytes + self.optimizer_bytes
-        return self.weight_bytes * waits + each * stepped
 
     @property
     def hosted_bytes(self) -> float:
@@ -307,10 +298,6 @@ def reason(fit: Fit, answer: Fit) -> str:
 # ---- estimates ----
 
 
-LIVE = 1.05
-"""Factor from a recipe's state to what the allocator reserves for it."""
-UNHIDDEN = 0.05
-"""Time of moved activations, over that of the forward pass."""
 LEVEL, COLUMN, APART = 0.03, 0.1, 0.2
 """How far an estimate may be off: from three corners of a rectangle of the lattice, from another
 level of the column, and from another column. ``tests/predict/test_explore.py`` holds answers to
@@ -318,15 +305,11 @@ whole lattices."""
 
 
 def copied(one: Point, gpu: Card) -> float:
-    """Return seconds in which streamed weights are copied for forward and backward, and shares are
-    gathered and averaged: computation can hide them."""
-    found = rates(gpu, one.ranks)
+    """Return seconds in which streamed weights are copied for forward and backward: computation can
+    hide them."""
     waits = (2 + one.fused) * one.streamed
     waits += one.elements / one.ranks if one.hosts_weights else 0
-    sent = one.weight_bytes * one.elements if one.splits else 0.0
-    sent += 0.0 if one.adapted else 2 * one.elements
-    wire = sent * (one.ranks - 1) / one.ranks / found.wire if one.ranks > 1 else 0.0
-    return max(one.weight_bytes * waits / found.to_host, wire)
+    return one.weight_bytes * waits / rates(gpu, one.ranks).to_host
 
 
 def hosted(one: Point, gpu: Card) -> float:
@@ -377,26 +360,31 @@ class Estimates:
     """Needs and times of all recipes of one training, from those that are predicted."""
 
     def __init__(self, gpu: Card) -> None:
-        self.gpu, self.known = gpu, []
-        self.at: dict[tuple[str, str], Known] = {}
+        self.gpu, self.at = gpu, dict[tuple[str, str], Known]()
+
+    @property
+    def known(self) -> list[Known]:
+        return list(self.at.values())
 
     def add(self, fit: Fit) -> None:
         """Add a prediction that has a need and a time."""
         one = Known(fit)
-        self.known.append(one)
         self.at[one.point.level, one.point.name] = one
 
     def option(self, one: Point, favour: bool) -> Option:
         """Return an estimate; in ``favour`` it is off in favour of the recipe, as far as may be."""
         # What is copied or gathered beside computation may be hidden or not.
-        beside = one.waits or one.splits
+        beside, off = one.waits or one.splits, APART
         if corner := self._corner(one):
             need, took = (max(a + b - c, 0.0) for a, b, c in zip(*corner, strict=True))
-            took, off = max(took, copied(one, self.gpu)), COLUMN if beside else LEVEL
+            off = COLUMN if beside else LEVEL
+        elif self.known:
+            near = min(self.known, key=lambda known: known.point.apart(one))
+            need, took = self._need(one, near), self._seconds(one, near)
+            if near.point.name == one.name and not beside:
+                off = COLUMN
         else:
-            same = [known for known in self.known if known.point.name == one.name]
-            need, took = self._need(one, same), self._seconds(one)
-            off = COLUMN if same and not beside else APART
+            need, took = one.state_bytes + one.gradient_bytes, hosted(one, self.gpu)
         if favour:
             need, took = (1 - off) * need, (1 - off) * took
         need = max(need, fixed(one, self.gpu) + one.state_bytes)
@@ -416,49 +404,30 @@ class Estimates:
             for (other, column), beside in self.at.items():
                 base = self.at.get((level, column))
                 # A streamed block saves its weights' bytes, which differ between columns.
-                if (
-                    beside.point.weight_bytes != one.weight_bytes
-                    and known.point.swapped != one.swapped
-                ):
+                unlike = beside.point.weight_bytes != one.weight_bytes
+                if unlike and known.point.swapped != one.swapped:
                     continue
                 if other == one.level and column != one.name and base:
                     some = beside, known, base
                     return tuple((k.option.need, k.option.seconds) for k in some)
         return None
 
-    def _need(self, one: Point, same: Sequence[Known]) -> float:
-        kept = self._beyond(one)
-        if not same:
-            held = LIVE * one.state_bytes + max(one.gradient_bytes, kept)
-            return fixed(one, self.gpu) + held
-        near = min(same, key=lambda known: known.point.apart(one))
-        freed = one.frees(near.point) - near.point.frees(one)
-        return near.option.need + kept - near.beyond - freed
+    def _need(self, one: Point, near: Known) -> float:
+        """Return the need of another level of the column, with what ``one`` keeps; else its own
+        state and activations."""
+        most = max(self.known, key=lambda known: known.point.kept)
+        each = most.beyond / max(most.point.kept, 0.1)
 
-    def _beyond(self, one: Point) -> float:
-        """Return an estimate of the activations of ``one``, on a line through predictions."""
-        if not self.known:
-            return 0.0
-        low, high = (pick(self.known, key=lambda k: k.point.kept) for pick in (min, max))
-        width = high.point.kept - low.point.kept
-        if not width:
-            return sum(known.beyond for known in self.known) / len(self.known)
-        share = (one.kept - low.point.kept) / width
-        return max(0.0, low.beyond + share * (high.beyond - low.beyond))
+        def held(point: Point) -> float:
+            return point.state_bytes + max(point.gradient_bytes, each * point.kept)
 
-    def _seconds(self, one: Point) -> float:
-        least = copied(one, self.gpu) + hosted(one, self.gpu)
-        if not self.known:
-            return least
+        if near.point.name != one.name:
+            return fixed(one, self.gpu) + held(one)
+        return near.option.need + held(one) - held(near.point)
 
-        def apart(known: Known) -> tuple[bool, float, int]:
-            other = known.point
-            return other.name != one.name, one.apart(other), abs(other.swapped - one.swapped)
-
-        near = min(self.known, key=apart)
+    def _seconds(self, one: Point, near: Known) -> float:
         found = near.fit.seconds
         busy = found.compute + found.overhead + (one.again - near.point.again) * near.forward
-        busy += UNHIDDEN * near.forward * (one.moved - near.point.moved)
         if one.sharding == near.point.sharding:
             busy += found.communication
         return max(busy, copied(one, self.gpu)) + hosted(one, self.gpu)
