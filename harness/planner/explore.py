@@ -5,10 +5,8 @@ estimated from predicted ones, and only those are predicted that may be the answ
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from harness.planner import uncertainty, verdict
@@ -451,38 +449,6 @@ SMALLEST = 3
 """Most recipes that are predicted to find the one that needs the least, if none fits."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Proof:
-    """Result of a search: its answer, and how many recipes were predicted of how many.
-    ``failed``: recipes whose prediction failed. ``unable``: recipes that the card cannot run.
-    ``nearest``: the predicted one with the smallest shortage, if none fits. ``adapters``: the
-    lattice's recipes train adapters. ``sure``: the answer fits by the upper end of its range.
-    ``others``: head -> the fastest, the most exact and the smallest, where they are not the answer.
-    ``recorded``: only predictions that ship with the project were compared. ``stopped``: by Ctrl-C,
-    before the answer was sure."""
-
-    best: Fit | None
-    nearest: Fit | None
-    others: Mapping[str, Fit]
-    predicted: int
-    failed: int
-    unable: int
-    recipes: int
-    adapters: bool
-    sure: bool
-    recorded: bool
-    stopped: bool = False
-
-    @property
-    def as_json(self) -> dict[str, Any]:
-        """The search as plain data."""
-        found = {"training": "adapters" if self.adapters else "all weights"}
-        names = ("recipes", "predicted", "failed", "unable", "sure", "recorded", "stopped")
-        found |= {name: getattr(self, name) for name in names}
-        found |= {head: fit.label for head, fit in self.others.items()}
-        return found | {"answer": self.best.label if self.best else None}
-
-
 def headed(fits: Sequence[Fit], best: Fit | None) -> dict[str, Fit]:
     """Return the fastest, the most exact and the smallest of ``fits``, where they are not ``best``
     and better by more than ``SAME``."""
@@ -506,13 +472,47 @@ class Search:
     """Search among ``rows`` that train the same weights for the answer on ``gpu``.
     Roots are predicted first: a column with all activations kept, and with few. Then the recipe
     that by an estimate in its favour would change the answer, the best of them first, until none is
-    left."""
+    left. ``fits``: the predictions. ``unable``: the number of recipes that the card cannot run.
+    ``recorded``: only predictions that ship with the project were compared. ``stopped``: by Ctrl-C,
+    before the answer was sure."""
 
     def __init__(self, rows: Sequence[Resolved], gpu: Card) -> None:
-        self.rows, self.gpu, self.fits, self.small = rows, gpu, [], 0
+        self.gpu, self.fits, self.small = gpu, list[Fit](), 0
         self.left = [Point(row) for row in rows if not verdict.lack_of(row, gpu)]
-        self.unable = len(rows) - len(self.left)
-        self.estimates, self.recorded = Estimates(gpu), False
+        self.recipes, self.unable = len(rows), len(rows) - len(self.left)
+        self.adapters = adapts(rows[0])
+        self.estimates, self.recorded, self.stopped = Estimates(gpu), False, False
+
+    @property
+    def best(self) -> Fit | None:
+        """The answer."""
+        found = best_of(self._options)
+        return found.fit if found else None
+
+    @property
+    def nearest(self) -> Fit | None:
+        """The predicted one with the smallest shortage, if none fits."""
+        return None if self.best else verdict.nearest(self.fits)
+
+    @property
+    def others(self) -> dict[str, Fit]:
+        """Head -> the fastest, the most exact and the smallest, where they are not the answer."""
+        return headed(self.fits, self.best)
+
+    @property
+    def failed(self) -> int:
+        """Number of recipes whose prediction failed."""
+        return sum(fit.need_bytes is None for fit in self.fits)
+
+    @property
+    def as_json(self) -> dict[str, Any]:
+        """The search as plain data."""
+        best, names = self.best, ("recipes", "failed", "unable", "recorded", "stopped")
+        found = {"training": "adapters" if self.adapters else "all weights"}
+        found |= {name: getattr(self, name) for name in names}
+        found |= {"predicted": len(self.fits) - self.failed, "sure": bool(best and best.fits)}
+        found |= {head: fit.label for head, fit in self.others.items()}
+        return found | {"answer": best.label if best else None}
 
     def settle(self, fits: Sequence[Fit], *, alone: bool, first: bool) -> None:
         """Take recorded predictions, and no others, if there are ``ENOUGH``, or with ``first`` one
@@ -520,25 +520,6 @@ class Search:
         if alone or len(fits) >= ENOUGH or (first and any(fit.fits for fit in fits)):
             self.take(fits)
             self.recorded = True
-
-    @property
-    def proof(self) -> Proof:
-        """The result, once nothing is wanted."""
-        found = best_of(self._options)
-        best = found.fit if found else None
-        known = [fit for fit in self.fits if fit.need_bytes is not None]
-        return Proof(
-            best=best,
-            nearest=None if best else verdict.nearest(known),
-            others=headed(self.fits, best),
-            predicted=len(known),
-            failed=len(self.fits) - len(known),
-            unable=self.unable,
-            recipes=len(self.rows),
-            adapters=Point(self.rows[0]).adapted,
-            sure=best is not None and best.fits,
-            recorded=self.recorded,
-        )
 
     def wanted(self) -> list[Resolved]:
         """Return the rows to predict next; none if the answer is known."""
@@ -624,14 +605,14 @@ def search(
     *,
     alone: bool = False,
     first: bool = False,
-) -> tuple[list[Fit], list[Proof]]:
+) -> tuple[list[Fit], list[Search]]:
     """Search for the best adapter and the best training of all weights, side by side.
-    Return all predictions, and a proof for each of the two that the lattice has. ``ask`` predicts
+    Return all predictions, and the search of each of the two that the lattice has. ``ask`` predicts
     rows. ``recorded`` returns a prediction that ships with the project, if there is one; ``alone``:
     nothing else can be predicted; ``first``: one of them that fits is enough. Ctrl-C ends it with
     what is known."""
     kinds = [[row for row in rows if adapts(row) is frozen] for frozen in (True, False)]
-    searches, stopped = [Search(rows=some, gpu=gpu) for some in kinds if some], False
+    searches = [Search(some, gpu) for some in kinds if some]
     for one in searches:
         known = (recorded(point.row) for point in one.left)  # of rows that the card can run
         one.settle([fit for fit in known if fit], alone=alone, first=first)
@@ -643,6 +624,6 @@ def search(
     except KeyboardInterrupt:
         if not any(one.estimates.known for one in searches):
             raise
-        stopped = True
-    proofs = [dataclasses.replace(one.proof, stopped=stopped) for one in searches]
-    return [fit for one in searches for fit in one.fits], proofs
+        for one in searches:
+            one.stopped = True
+    return [fit for one in searches for fit in one.fits], searches

@@ -15,7 +15,7 @@ import pytest
 
 from harness import cli
 from harness.planner import explore, pool, verdict
-from harness.planner.explore import Option, Point, Proof, best_of, dominates, option_of, search
+from harness.planner.explore import Option, Point, Search, best_of, dominates, option_of, search
 from harness.planner.plan.candidates import asked_for
 from harness.planner.plan.command import add_arguments
 from harness.planner.plan.tracing import known
@@ -112,7 +112,7 @@ def fault(answer: Fit | None, every: list[Fit]) -> str:
     return "slow" if answer in alike and time > (1.1 + OFF) * least else ""
 
 
-def hold(rows: list[Resolved], asked: Asked) -> list[Proof]:
+def hold(rows: list[Resolved], asked: Asked) -> list[Search]:
     """Hold both answers of a search to all recipes."""
     fits, proofs = search(rows, asked.gpu, asked)
     assert len(asked.names) == len(set(asked.names)) == len(fits)

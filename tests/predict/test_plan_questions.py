@@ -78,7 +78,7 @@ def test_a_guard_says_why_not_by_how_much_and_what_would(world, capsys):
     assert plan("24GiB", "single+bf16_pure+lora:rank=16", "--check") == 1
     (line,) = capsys.readouterr().out.splitlines()
     assert "of 24.0 GiB (1 x 24 GiB), 12.7 GiB more than it has" in line
-    assert "at its peak in forward 18.0 parameters, 18.0 activations" in line
+    assert "its peak: in forward: 18.0 GiB parameters, 18.0 GiB activations" in line
     assert "; fits: single+" in line and "checkpoint" in line and "images/s" in line
 
 

@@ -211,16 +211,8 @@ def plan_largest(options: argparse.Namespace, asking: Asking, console: Console) 
 def _side_as_json(fit: Fit | None) -> dict[str, object] | None:
     if fit is None:
         return None
-    spec, sizes = fit.resolved.spec, ("model", "resolution", "frames", "data")
-    return {
-        **{name: getattr(spec, name) for name in sizes},
-        "recipe": spec.recipe,
-        "micro_batch": fit.resolved.micro_batch,
-        "verdict": fit.verdict,
-        "need_bytes": fit.need_bytes,
-        "need_high_bytes": fit.most_bytes,
-        "method": fit.prediction.method,
-    }
+    sizes = {name: getattr(fit.resolved.spec, name) for name in ("resolution", "frames", "data")}
+    return {**fit_as_json(fit), **sizes, "micro_batch": fit.resolved.micro_batch}
 
 
 def plan_advice(options: argparse.Namespace, asking: Asking, console: Console) -> int:

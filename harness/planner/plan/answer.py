@@ -5,12 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from harness.memory.record import Instant
 from harness.planner import verdict
 from harness.planner.before_step import Before
 from harness.planner.eager import note_of
 from harness.planner.edits import adapts
-from harness.planner.explore import Proof, option_of, within
+from harness.planner.explore import Search, option_of, within
 from harness.planner.phase_needs import STEP
 from harness.planner.plan.request import export_command
 from harness.planner.verdict import Fit
@@ -33,7 +32,7 @@ TRAINED = {True: "Adapters", False: "All weights"}
 
 
 def answered(
-    fits: Sequence[Fit], proofs: Sequence[Proof], tried: Sequence[Fit] | None
+    fits: Sequence[Fit], proofs: Sequence[Search], tried: Sequence[Fit] | None
 ) -> list[str]:
     """Return the answers of searches; of a list without ``proofs`` one, or one for adapters and
     one for full training if it has both."""
@@ -61,13 +60,13 @@ def answer(fits: Sequence[Fit], tried: Sequence[Fit] | None = None) -> list[str]
     return [head, *_peak(least), *tried_instead(tried)]
 
 
-def searched(proof: Proof, fits: Sequence[Fit]) -> list[str]:
+def searched(proof: Search, fits: Sequence[Fit]) -> list[str]:
     """Return the answer of a search, or the nearest recipe, and how many recipes were compared.
     ``fits``: all predictions of the plan."""
     kind, best, close = TRAINED[proof.adapters], proof.best, proof.nearest
     if best is not None:
         alike = [fit for fit in fits if adapts(fit.resolved) == proof.adapters]
-        told = "" if proof.sure else ", none sure to fit"
+        told = "" if best.fits else ", none sure to fit"
         count = f"  of {proof.recipes} recipes{told}: {counts_in_words(proof)}"
         return [*_taken(kind, best, proof.others, alike), count]
     word = "is predicted" if close is None else "fits"
@@ -91,35 +90,35 @@ def _taken(head: str, best: Fit, others: Mapping[str, Fit], fits: Sequence[Fit])
     lines += [f"  {note}" for note in [note_of(best.resolved)] if note] + _export(best)
     heads: dict[str, list[str]] = {}
     for name, fit in others.items():
-        speed = f", {rate_in_words(fit)}" if fit.seconds else ""
-        heads.setdefault(f"{fit.label}{speed}, {_need(fit)}{on_host(fit)}", []).append(name)
+        heads.setdefault(_offer(fit), []).append(name)
     lines += [f"  {' and '.join(names)}: {words}" for words, names in heads.items()]
     quick = verdict.fastest([fit for fit in fits if fit.verdict == "tight"])
     if quick and quick.samples_per_second > (1 + SAME) * best.samples_per_second:
-        lines.append(
-            f"  faster, and may fit: {quick.label}, {rate_in_words(quick)}, {reach(quick)}"
-        )
-    close = []
-    for fit in fits:
-        if fit.fits and fit is not best and fit.seconds:
-            quick, slow = sorted((fit, best), key=lambda one: one.seconds.total)
-            if within(option_of(slow), option_of(quick)):
-                close.append(fit)
-    if close:
+        told = f"{quick.label}, {rate_in_words(quick)}, {reach(quick)}"
+        lines.append(f"  faster, and may fit: {told}")
+    timed = [fit for fit in fits if fit.fits and fit.seconds and fit is not best]
+    if close := [fit for fit in timed if _alike(fit, best)]:
         close.sort(key=lambda fit: fit.seconds.total)
         others = f", and those of {len(close) - 1} more" * (len(close) > 1)
         lines.append(f"  its time cannot be told apart from that of {close[0].label}{others}")
     return lines
 
 
-def counts_in_words(proof: Proof) -> str:
+def _alike(one: Fit, other: Fit) -> bool:
+    """Return True if two times cannot be told apart."""
+    quick, slow = sorted((option_of(one), option_of(other)), key=lambda option: option.seconds)
+    return within(slow, quick)
+
+
+def counts_in_words(proof: Search) -> str:
     """Return how many recipes of a search were predicted, and why others were not."""
-    left = proof.recipes - proof.predicted - proof.failed - proof.unable
+    predicted = len(proof.fits) - proof.failed
+    left = proof.recipes - len(proof.fits) - proof.unable
     others = "not recorded (--fresh)" if proof.recorded else "not better by estimate"
     others = "not tried (stopped by Ctrl-C)" if proof.stopped else others
     counts = {
-        "predicted": proof.predicted,
-        "not tried" if proof.failed and not proof.predicted else others: left,
+        "predicted": predicted,
+        "not tried" if proof.failed and not predicted else others: left,
         "not for this card": proof.unable,
         "not predictable": proof.failed,
     }
@@ -166,11 +165,11 @@ def tried_instead(tried: Sequence[Fit] | None) -> list[str]:
 
 
 def _offer(fit: Fit) -> str:
-    """Return a recipe with its need and speed; of one that does not fit, what it lacks."""
+    """Return a recipe with its speed and need; of one that does not fit, what it lacks."""
     if not fit.may_fit:
         return f"{fit.label} {lacks(fit)}"
     speed = f", {rate_in_words(fit)}" if fit.seconds else ""
-    return f"{fit.label}, {_need(fit)}{speed}"
+    return f"{fit.label}{speed}, {gib(fit.need_bytes)} GiB{on_host(fit)}"
 
 
 def in_words(fit: Fit) -> str:
@@ -218,7 +217,7 @@ def lacks(fit: Fit) -> str:
     if fit.verdict == "host":
         have, told = gib(fit.host_memory), fit.gpu.host_told or "assumed"
         return f"needs {gib(fit.host_bytes)} GiB of host memory, of {have} ({told})"
-    return f"needs {_need(fit)}, {gib(-fit.margin_bytes)} GiB more than a GPU has"
+    return f"needs {gib(fit.need_bytes)} GiB, {gib(-fit.margin_bytes)} GiB more than a GPU has"
 
 
 def needs_or_lacks(fit: Fit) -> str:
@@ -241,18 +240,9 @@ def peak_in_words(fit: Fit) -> str:
     instant = fit.prediction.peak
     if instant is None:
         return "not traced"
-    parts = [f"{gib(size)} GiB {name}" for name, size in largest(instant, 3)]
+    ordered = sorted(instant.categories.items(), key=lambda item: -item[1])[:3]
+    parts = [f"{gib(size)} GiB {name.replace('_', ' ')}" for name, size in ordered if size >= SMALL]
     return f"in {instant.phase}: {', '.join(parts) or 'nothing that is large'}"
-
-
-def largest(instant: Instant, count: int) -> list[tuple[str, int]]:
-    """Return up to ``count`` categories with the most bytes at an instant, as (words, bytes)."""
-    ordered = sorted(instant.categories.items(), key=lambda item: -item[1])[:count]
-    return [(name.replace("_", " "), size) for name, size in ordered if size >= SMALL]
-
-
-def _need(fit: Fit) -> str:
-    return f"{gib(fit.need_bytes)} GiB"
 
 
 def rate(fit: Fit, gpus: int = 1) -> str:
@@ -302,23 +292,13 @@ def check_line(fit: Fit, tried: Sequence[Fit] | None, before: Before | None = No
     if fit.fits:
         free = f"fits: {size}, {gib(fit.margin_bytes)} GiB free{host}"
         return "; ".join(filter(None, [free, note, *phases(fit)]))
+    why = f" ({phases(fit)[0]})" if phases(fit) else f" (its peak: {peak_in_words(fit)})"
     if fit.may_fit:
-        said = f"{in_words(fit)}: {size}, may or may not fit{host}{_why(fit)}"
+        said = f"{in_words(fit)}: {size}, may or may not fit{host}{why}"
         return "; ".join(filter(None, [said, note, _way(tried)]))
-    short = f"{gib(-fit.margin_bytes)} GiB more than it has{_why(fit)}"
+    short = f"{gib(-fit.margin_bytes)} GiB more than it has{why}"
     short = f"and {lacks(fit)}" if fit.verdict == "host" else short
     return f"does not fit: {size}, {short}; {_way(tried)}"
-
-
-def _why(fit: Fit) -> str:
-    """Return the two largest categories at the peak; with several phases, the need of each."""
-    instant = fit.prediction.peak
-    if told := phases(fit):
-        return f" ({told[0]})"
-    if instant is None:
-        return ""
-    parts = [f"{gib(size)} {name}" for name, size in largest(instant, 2)]
-    return f" (at its peak in {instant.phase} {', '.join(parts)})"
 
 
 def _way(tried: Sequence[Fit] | None) -> str:

@@ -414,28 +414,27 @@ def _sharded(recipe: str, processes: int, device: str) -> str:
 
 
 def _across(options: argparse.Namespace, base: Spec, gpu: Card) -> list[str]:
-    """Return the usual recipes for a public model on several nodes; else nothing.
-    If every number of sequence-parallel ranks is impossible, the smallest is planned."""
-    named = options.recipes or options.suite or options.workload == SAMPLE
-    if named or gpu.shared or base.processes <= gpu.linked or base.processes % gpu.linked:
+    """Return the usual recipes for a public model on several nodes that are possible; else nothing.
+    Of the numbers of sequence-parallel ranks the first is planned that the model can be split
+    for."""
+    named, ranks, node = options.recipes or options.suite, base.processes, gpu.linked
+    if named or options.workload == SAMPLE or gpu.shared or ranks <= node or ranks % node:
         return []
     if not kind_of(base.model).brings_samples:
         return []
 
-    def refused(recipe: str) -> bool:
+    def able(recipe: str) -> bool:
         try:
-            _row(base, recipe, whole_batches=True)
+            return bool(_row(base, recipe, whole_batches=True))
         except BadInput:
-            return True
-        return False
+            return False
 
-    ranks, node = base.processes, gpu.linked
-    found = [*ALIKE, f"hsdp:replicate={ranks // node}{WHOLE}"]
-    if shared := [f"fsdp2+sp:ranks={count}{WHOLE}" for count in SHARING if count <= node]:
-        found.append(next((text for text in shared if not refused(text)), shared[-1]))
+    shared = [f"fsdp2+sp:ranks={count}{WHOLE}" for count in SHARING if count <= node]
     # One sample per GPU: as many micro-batches as pipeline stages.
-    pipelines = [f"pp:stages={n},micro={n}{WHOLE}" for n in STAGES if n <= node and ranks % n == 0]
-    return found + [text for text in pipelines if not refused(text)]
+    stages = [count for count in STAGES if count <= node and ranks % count == 0]
+    pipelines = [f"pp:stages={count},micro={count}{WHOLE}" for count in stages]
+    hybrid = f"hsdp:replicate={ranks // node}{WHOLE}"
+    return [*ALIKE, hybrid, *list(filter(able, shared))[:1], *filter(able, pipelines)]
 
 
 def _row(base: Spec, recipe: str, whole_batches: bool) -> Resolved:

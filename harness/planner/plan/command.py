@@ -16,7 +16,7 @@ from harness.commands.console import FAILED, INTERRUPTED, OK, make_console
 from harness.commands.options import add_force, add_json, write_answer
 from harness.commands.progress import Predictions
 from harness.planner import pool, verdict
-from harness.planner.explore import Proof
+from harness.planner.explore import Search
 from harness.planner.export import trainers
 from harness.planner.plan import measured
 from harness.planner.plan.advice import plan_advice, plan_largest
@@ -153,7 +153,7 @@ def _plan(
 
 
 def as_json(
-    fits: Sequence[Fit], proofs: Sequence[Proof], tried: Sequence[Fit] | None, asked: Asked
+    fits: Sequence[Fit], proofs: Sequence[Search], tried: Sequence[Fit] | None, asked: Asked
 ) -> dict[str, object]:
     """Return every derived value and the predictions behind it."""
     best = verdict.fastest([proof.best for proof in proofs if proof.best] or fits)

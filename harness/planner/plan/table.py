@@ -28,7 +28,7 @@ from harness.system.cards import Card
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from harness.planner.explore import Proof
+    from harness.planner.explore import Search
     from harness.planner.plan.candidates import Asked
 
 
@@ -84,7 +84,7 @@ LOOKS = {"": {"fits": "green", "tight": "yellow", "host tight": "yellow", "step 
 
 def print_plan(
     fits: Sequence[Fit],
-    proofs: Sequence[Proof],
+    proofs: Sequence[Search],
     asked: Asked,
     tried: Sequence[Fit] | None,
     console: Console,
@@ -132,7 +132,7 @@ MOST = 10
 """Most rows of the table of a search."""
 
 
-def shortened(fits: Sequence[Fit], proofs: Sequence[Proof]) -> tuple[list[Fit], list[str]]:
+def shortened(fits: Sequence[Fit], proofs: Sequence[Search]) -> tuple[list[Fit], list[str]]:
     """Return the rows of a search that its table shows, and a line on the others of each kind.
     Rows that fit are shown, the answers first; if there are none, the nearest ones are."""
     heads = [fit for proof in proofs for fit in (proof.best, *proof.others.values(), proof.nearest)]

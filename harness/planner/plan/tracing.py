@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from harness import RUN
 from harness.commands.progress import Predictions, during
 from harness.planner import edits, overhead, pool, records, verdict
-from harness.planner.explore import Proof, search
+from harness.planner.explore import Search, search
 from harness.planner.plan.candidates import Asked, half_of
 from harness.planner.plan.request import words
 from harness.planner.search import Largest, ladder
@@ -49,7 +49,7 @@ class Asking:
 
     def search(
         self, rows: Sequence[Resolved], *, partial: bool = False, first: bool = False
-    ) -> tuple[list[Fit], list[Proof]]:
+    ) -> tuple[list[Fit], list[Search]]:
         """Search a lattice for its answers (``explore.search``, which has ``first``).
         ``partial``: Ctrl-C ends it with the best so far; else it ends the command."""
         gpu = self.asked.gpu
@@ -65,7 +65,7 @@ class Asking:
             raise KeyboardInterrupt
         return fits, proofs
 
-    def answer(self, *, others: bool = True) -> tuple[list[Fit], list[Proof], list[Fit] | None]:
+    def answer(self, *, others: bool = True) -> tuple[list[Fit], list[Search], list[Fit] | None]:
         """Return the fits of the plan's rows, the proofs of its searches, and changes that fit.
         Without ``others``, changes are not searched for."""
         rows = self.asked.resolved
