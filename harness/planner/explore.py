@@ -335,23 +335,17 @@ def host_bytes(one: Point, gpu: Card) -> float:
     return each * waits * here / (one.ranks if one.shards else 1)
 
 
-class Known:
-    """A prediction with what estimates need of it."""
+class Known(NamedTuple):
+    """A prediction with what estimates need of it: seconds of the kernels of its forward pass, and
+    the most bytes beyond the state in forward and backward."""
 
-    def __init__(self, fit: Fit) -> None:
-        self.fit, self.option = fit, option_of(fit)
-        self.point = self.option.one
+    option: Option
+    forward: float
+    beyond: int
 
-    @functools.cached_property
-    def forward(self) -> float:
-        """Seconds of the kernels of the forward pass."""
-        work = [w for w in self.fit.prediction.work if w.phase == BUSY[0] and w.kind in KERNELS]
-        return seconds(work, self.fit.gpu, self.fit.resolved.spec.processes, self.fit.label).total
-
-    @functools.cached_property
-    def beyond(self) -> int:
-        """The most bytes beyond the state in forward and backward."""
-        return max((self.fit.prediction.beyond.get(phase, 0) for phase in BUSY), default=0)
+    @property
+    def point(self) -> Point:
+        return self.option.one
 
 
 class Estimates:
@@ -366,8 +360,11 @@ class Estimates:
 
     def add(self, fit: Fit) -> None:
         """Add a prediction that has a need and a time."""
-        one = Known(fit)
-        self.at[one.point.level, one.point.name] = one
+        found, option = fit.prediction, option_of(fit)
+        work = [w for w in found.work if w.phase == BUSY[0] and w.kind in KERNELS]
+        forward = seconds(work, fit.gpu, fit.resolved.spec.processes, fit.label).total
+        beyond = max((found.beyond.get(phase, 0) for phase in BUSY), default=0)
+        self.at[option.one.level, option.one.name] = Known(option, forward, beyond)
 
     def option(self, one: Point, favour: bool) -> Option:
         """Return an estimate; in ``favour`` it is off in favour of the recipe, as far as may be."""
@@ -424,7 +421,7 @@ class Estimates:
         return near.option.need + held(one) - held(near.point)
 
     def _seconds(self, one: Point, near: Known) -> float:
-        found = near.fit.seconds
+        found = near.option.fit.seconds
         busy = found.compute + found.overhead + (one.again - near.point.again) * near.forward
         if one.sharding == near.point.sharding:
             busy += found.communication

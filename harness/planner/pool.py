@@ -135,13 +135,13 @@ jobs."""
 _FOLDER: ContextVar[Path | None] = ContextVar("folder", default=None)
 
 
+def _usual_folder() -> Path:
+    return KEPT / "predictions"
+
+
 def default_folder() -> Path:
     """Return the folder in which ``plan`` caches predictions."""
     return _FOLDER.get() or _usual_folder()
-
-
-def _usual_folder() -> Path:
-    return KEPT / "predictions"
 
 
 def ships() -> bool:
@@ -195,29 +195,23 @@ def predict_all(
     each ends. A recipe that fails raises nothing; its prediction has the reason. A compiled row has
     its eager row's (``harness.planner.eager``)."""
     given, rows = rows, [eager.of(row) for row in rows]
-    predictions: dict[int, Prediction] = {}
-    missing: list[int] = []
-    for index, resolved in enumerate(rows):
-        kept = cached(resolved, folder, kind)
-        if kept is None:
-            missing.append(index)
-        else:
-            predictions[index] = eager.told(given[index], kept)
-            done(index, predictions[index])
+    found = {index: kept for index, row in enumerate(given) if (kept := cached(row, folder, kind))}
+    for index, kept in found.items():
+        done(index, kept)
+    missing = [index for index in range(len(rows)) if index not in found]
     # A known prediction of a row with phases without them: they leave its step alone.
     steps = [cached(_without_phases(rows[i]), folder, kind) if rows[i].spec.phases else None
              for i in missing]  # fmt: skip
-    asked = [rows[i] for i in missing], [kind] * len(missing)
-    for place, prediction in _each(*asked, jobs, timeout, steps):
+    for place, prediction in _each([rows[i] for i in missing], kind, jobs, timeout, steps):
         index = missing[place]
         _keep(prediction, path_of(rows[index], folder, kind))
         if rows[index].spec.phases and (not (step := steps[place]) or prediction.denoising):
             alone = dataclasses.replace(step or prediction, denoising=prediction.denoising)
             alone = dataclasses.replace(alone, asides={}, recorded="")
             _keep(alone, path_of(_without_phases(rows[index]), folder, kind))
-        predictions[index] = eager.told(given[index], prediction)
-        done(index, predictions[index])
-    return [predictions[index] for index in range(len(rows))]
+        found[index] = eager.told(given[index], prediction)
+        done(index, found[index])
+    return [found[index] for index in range(len(rows))]
 
 
 def _without_phases(row: Resolved) -> Resolved:
@@ -239,30 +233,29 @@ def _keep(prediction: Prediction, path: Path) -> None:
 
 def _each(
     rows: Sequence[Resolved],
-    kinds: Sequence[str],
+    kind: str,
     jobs: int | None,
     limit: float,
     steps: Sequence[Prediction | None],
 ) -> Iterator[tuple[int, Prediction]]:
     """Yield (index, prediction) of each row when it ends; one worker predicts all.
     ``steps``: known predictions of rows without their phases."""
-    able = []
+    left = []
     for index, row in enumerate(rows):
         if reason := f"refused: {row.refusal}" if row.refusal else untraceable(row):
             yield index, none(row, reason)
         else:
-            able.append(index)
-    if not able:
+            left.append(index)
+    if not left:
         return
-    known = [steps[i] for i in able]
+    able = tuple(left)
     request = {
         "specs": [dataclasses.asdict(rows[i].spec) for i in able],
-        "kinds": [kinds[i] for i in able],
-        "steps": [dataclasses.asdict(step) if step else None for step in known],
+        "kinds": [kind] * len(able),
+        "steps": [dataclasses.asdict(step) if (step := steps[i]) else None for i in able],
         "jobs": jobs or default_jobs(),
         "limit": limit,
     }
-    left = list(able)
     with worker() as one:
         for place, made in one.ask(request):
             left.remove(able[place])
