@@ -46,16 +46,12 @@ def scratch(func: Any, args: Any) -> int:
     (``_gemm_4bit_use_custom_cuda``, ``_dequant_linear_fallback``).
     """
     name = str(func)
-    if FOUR_BITS in name:
-        return _turned_back(*args[:5])
-    if FUSED_LOSS not in name or len(args) < 11:
+    if FUSED_LOSS in name and len(args) >= 11:
+        weight, rows, kind = args[1], args[8], args[10]
+        return rows * weight.shape[0] * kind.itemsize
+    if FOUR_BITS not in name:
         return 0
-    weight, rows, kind = args[1], args[8], args[10]
-    return rows * weight.shape[0] * kind.itemsize
-
-
-def _turned_back(given: Any, codes: Any, shape: Any, absmax: Any, block: int) -> int:
-    out, width = shape
+    given, codes, (out, width), _, block = args[:5]
     rows, scales = given.numel() // width, -(-out * width // block)
     on_gpu = codes.device.type != "cpu"
     if on_gpu and rows <= FUSED_ROWS and width % block == 0:

@@ -279,24 +279,24 @@ class Tracer(TorchDispatchMode):
             if key in self._live:
                 self._free(None, self._live.pop(key)[0])
 
+    def _followed(self, tensors: Iterable[Any]) -> Iterator[tuple[int, Storage]]:
+        """Yield the address and record of these tensors' storages that are live."""
+        for plain in (plain for tensor in tensors for plain in stored(tensor)):
+            storage = storage_of(plain)
+            if storage is not None and storage._cdata in self._live:
+                yield storage._cdata, self.record.storages[self._live[storage._cdata][0]]
+
     def tag(self, category: str, tensors: Iterable[Any]) -> None:
         """Set the category of live tensors that have none."""
-        for tensor in tensors:
-            for plain in stored(tensor):
-                storage = storage_of(plain)
-                if storage is not None and storage._cdata in self._live:
-                    known = self.record.storages[self._live[storage._cdata][0]]
-                    known.category = known.category or category
+        for _, known in self._followed(tensors):
+            known.category = known.category or category
 
     def keep_on(self, pool: str, tensors: Iterable[Any]) -> None:
         """Set the pool of live tensors, from the start of the trace on."""
-        for tensor in tensors:
-            for plain in stored(tensor):
-                storage = storage_of(plain)
-                if storage is not None and storage._cdata in self._live:
-                    self.record.storages[self._live[storage._cdata][0]].pool = pool
-                    if self.places is not None:
-                        self.places.put(storage._cdata, pool)
+        for key, known in self._followed(tensors):
+            known.pool = pool
+            if self.places is not None:
+                self.places.put(key, pool)
 
     def know(self, run: TrainingRun) -> None:
         """Set category and placement of the tensors alive between two steps, as the engine and the

@@ -35,11 +35,6 @@ from strategies.initial import keyed
 NOISE = "noise of a batch of samples"
 
 
-def labels_of(resolved: Resolved) -> Tensor:
-    """Return int64 [B] on the CPU: every class in turn."""
-    return torch.arange(resolved.spec.global_batch) % resolved.subject.data.classes
-
-
 def noise_of(resolved: Resolved) -> Tensor:
     """Return float32 [B, C, H, W] on the CPU, equal on every machine."""
     shape = (resolved.spec.global_batch, *resolved.subject.data.sample_shape)
@@ -62,35 +57,30 @@ class Drawing(Run):
     kept: Tensor | None = None
 
     def __post_init__(self) -> None:
-        device = self.accelerator.device
-        self.labels_B = labels_of(self.resolved).to(device)
-        self.noise_BCHW = noise_of(self.resolved).to(device)
+        device, batch = self.accelerator.device, self.resolved.spec.global_batch
+        labels_B = torch.arange(batch) % self.resolved.subject.data.classes  # every class in turn
+        self.labels_B, self.noise_BCHW = labels_B.to(device), noise_of(self.resolved).to(device)
 
     @property
     def baseline(self) -> tuple[Any, ...]:
         """The samples kept for the result, which count as held before the step."""
         return () if self.kept is None else (self.kept,)
 
-    def batch(self, noise_BCHW: Tensor | None = None) -> Tensor:
-        """Return samples [B, C, H, W] in float32, for all labels.
-
-        Args:
-            noise_BCHW: the initial noise; the spec's if None.
-        """
-        spec, channels = self.resolved.spec, self.subject.data.channels
-        noise = self.noise_BCHW if noise_BCHW is None else noise_BCHW
+    def step(self) -> None:
+        """Draw samples [B, C, H, W] in float32 for all labels; keep them until the next batch."""
+        spec, noise, self.drawn = self.resolved.spec, self.noise_BCHW, None
         self.calls.clear()
         # No inference mode: a trace would see whole layers, without their allocations.
         with torch.no_grad():
+            channels = self.subject.data.channels
             predict = guided(self._ask, {"y": self.labels_B}, spec.scale, channels)
             generator = torch.Generator(noise.device).manual_seed(spec.seed)
-            drawn = self.objective.sample(
+            self.drawn = self.objective.sample(
                 predict, noise, steps=spec.drawn_steps, generator=generator
             )
         self.optimizer_steps += 1
         for attachment in self.attached.values():
             attachment.after_step()
-        return drawn
 
     def _ask(self, x: Tensor, t_B: Tensor, conditions: Mapping[str, Tensor]) -> Any:
         self.micro_steps += 1
@@ -99,11 +89,6 @@ class Drawing(Run):
             self.began = digest(x[: len(self.labels_B)])
         out = self.subject.predict(self.model, x, t_B, conditions)
         return out.float()  # the two halves are far larger than their difference
-
-    def step(self) -> None:
-        """Draw a whole batch, and keep it until the next one starts."""
-        self.drawn = None
-        self.drawn = self.batch()
 
     def watched_step(self) -> None:
         """Draw a batch and record a hash of its input; never in a timed step."""
@@ -188,7 +173,7 @@ def measure(resolved: Resolved, folder: Path, reporter: Reporter) -> Result | No
         products=len(resolved.subject.linears),
         shape=list(some.shape),
         latents=base64.b64encode(some.numpy().astype("<f4").tobytes()).decode("ascii"),
-        labels=labels_of(resolved).tolist(),
+        labels=run.labels_B.tolist(),
         noise=digest(noise_of(resolved)),
     )
     return result

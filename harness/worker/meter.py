@@ -26,6 +26,15 @@ from harness.system.machine import SLICE
 from harness.worker.samples import Highest
 
 
+def highest(*peaks: Peak | None) -> Peak:
+    """Return the maximum of each count, possibly of different instants; None if all are unknown."""
+    most: Any = {}
+    for name in (f.name for f in dataclasses.fields(Peak)):
+        values = [getattr(peak, name) for peak in peaks if peak is not None]
+        most[name] = max((v for v in values if v is not None), default=None)
+    return Peak(**most)
+
+
 class Meter:
     """Peaks by phase. Entering a phase closes the previous one; one that is entered again keeps the
     maximum of each count."""
@@ -50,16 +59,13 @@ class Meter:
         if self._running is None:
             return
         self.note()
-        seen: Any = self._noted
-        kept = self.phases.get(self._running)
-        self.phases[self._running] = seen if kept is None else highest(kept, seen)
+        self.phases[self._running] = highest(self.phases.get(self._running), self._noted)
         self._running = self._noted = None
 
     def note(self) -> None:
         """Store the current phase's peak so far, before a caller resets the counts."""
         if self._running is not None:
-            seen = self._read()
-            self._noted = seen if self._noted is None else highest(self._noted, seen)
+            self._noted = highest(self._noted, self._read())
 
     def peak_bytes(self) -> int:
         """Return the largest ``allocated`` of all phases so far, including the current one."""
@@ -77,16 +83,6 @@ class Meter:
 
     def _read(self) -> Peak:
         raise NotImplementedError
-
-
-def highest(a: Peak, b: Peak) -> Peak:
-    """Return the maximum of each count, possibly of different instants; None if both are
-    unknown."""
-    most: Any = {}
-    for name in (f.name for f in dataclasses.fields(Peak)):
-        known = [v for v in (getattr(a, name), getattr(b, name)) if v is not None]
-        most[name] = max(known, default=None)
-    return Peak(**most)
 
 
 class CudaMeter(Meter):

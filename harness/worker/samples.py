@@ -13,6 +13,7 @@ import os
 import resource
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import NamedTuple
 
 from harness.launch.command import ALLOCATOR
@@ -115,29 +116,23 @@ class GpuWatch:
 
     def __init__(self, count: int) -> None:
         self.count = count
-        self._asking: threading.Thread | None = None
-        self._known: list[GpuSample] = []
+        self._asked: list[Future[list[GpuSample]]] = []
 
     def begin(self, when: str) -> None:
         """Sample in the background; call ``end`` before the next timed step."""
         self.end()
         if self.count:
-            self._asking = threading.Thread(target=self._sample, args=(when,), daemon=True)
-            self._asking.start()
+            pool = ThreadPoolExecutor(1)
+            self._asked.append(pool.submit(gpus.sample, when, self.count))
+            pool.shutdown(wait=False)
 
     def end(self) -> None:
         """Wait for a pending sample."""
-        if self._asking is not None:
-            self._asking.join()
-            self._asking = None
+        wait(self._asked)
 
     def samples(self) -> list[GpuSample]:
         """Return all samples, after a wait for a pending one."""
-        self.end()
-        return self._known
-
-    def _sample(self, when: str) -> None:
-        self._known += gpus.sample(when, self.count)
+        return [sample for asked in self._asked for sample in asked.result()]
 
 
 # ---- heap of a CPU process ----

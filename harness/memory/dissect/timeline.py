@@ -143,25 +143,21 @@ class TimelineTracer(Tracer):
 
     def timeline(self) -> Timeline:
         """Return the step in at most 400 samples, the peak among them."""
-        totals = self._totals()
+        totals, events = self._totals(), self.record.events
         peak = max(range(len(totals)), key=lambda i: sum(totals[i]))
         width = max(1, -(-self.ops_run // SAMPLES))
         fullest: dict[int, int] = {}
         for event, sums in enumerate(totals):
-            storage = self.record.storages[self.record.events[event][1]]
-            if storage.phase == BEFORE and not self.at[event]:
-                fullest[0] = event
-                continue
-            column = self.at[event] // width
+            column, storage = self.at[event] // width, self.record.storages[events[event][1]]
             best = fullest.get(column)
-            if best is None or sum(sums) > sum(totals[best]):
+            standing = storage.phase == BEFORE and not self.at[event]  # before the first operation
+            if standing or best is None or sum(sums) > sum(totals[best]):
                 fullest[column] = event
-        kept = [fullest[column] for column in sorted(fullest)]
-        top = self.record.events[peak][1]
+        shown, top = [fullest[column] for column in sorted(fullest)], events[peak][1]
         passed = [phase for at, phase in self.marks if at <= self.at[peak]]
         return Timeline(
-            op=[self.at[i] for i in kept],
-            bytes={name: [totals[i][j] for i in kept] for j, name in enumerate(MEASURED)},
+            op=[self.at[i] for i in shown],
+            bytes={name: [totals[i][j] for i in shown] for j, name in enumerate(MEASURED)},
             marks=[*self.marks, [self.ops_run, "end"]],
             peak_op=self.at[peak],
             peak_phase=passed[-1] if passed else BEFORE,
@@ -174,18 +170,16 @@ class TimelineTracer(Tracer):
         """Return the storages alive at the peak, similar ones together, the largest first."""
         totals = self._totals()
         peak = max(range(len(totals)), key=lambda i: sum(totals[i]))
-        sizes: Counter[tuple[str, str, str]] = Counter()
-        counts: Counter[tuple[str, str, str]] = Counter()
+        groups: dict[tuple[str, str, str], list[int]] = {}
         for index in self.record.alive(peak + 1):
-            storage = self.record.storages[index]
-            module = alike(self.modules.get(index, ""))
+            storage, module = self.record.storages[index], alike(self.modules.get(index, ""))
             key = (self._category(index), storage.op.removeprefix("aten."), module)
-            sizes[key] += storage.size
-            counts[key] += 1
-        return [
-            Lump(category=c, maker=m, module=where, count=counts[c, m, where], bytes=size)
-            for (c, m, where), size in sizes.most_common(LUMPS)
+            groups.setdefault(key, []).append(storage.size)
+        found = [
+            Lump(category=c, maker=m, module=where, count=len(sizes), bytes=sum(sizes))
+            for (c, m, where), sizes in groups.items()
         ]
+        return sorted(found, key=lambda lump: -lump.bytes)[:LUMPS]
 
     def kept(self) -> list[Kept]:
         """Return activations alive when the first backward begins, by the module that allocated
