@@ -143,15 +143,14 @@ def other_labels_dropped(run: Run) -> None:
 
 def timesteps_rounded(run: Run) -> None:
     """Round the model's timesteps to bfloat16: 842 becomes 844."""
-    trained = run
-    predict = trained.subject.predict
+    predict = run.subject.predict
 
     def rounded_first(model: Any, x: Any, t_B: Any, conditions: Any) -> Any:
         return predict(model, x, t_B.bfloat16().to(t_B.dtype), conditions)
 
-    subject = copy.copy(trained.subject)
+    subject = copy.copy(run.subject)
     object.__setattr__(subject, "predict", rounded_first)  # models are frozen
-    trained.launch = dataclasses.replace(trained.launch, subject=subject)
+    run.launch = dataclasses.replace(run.launch, subject=subject)
 
 
 def average_a_step_late(run: Run) -> None:
@@ -192,8 +191,7 @@ def attention_of_own_tokens(run: Run) -> None:
 
 def positions_of_the_first_part(run: Run) -> None:
     """Give every rank's tokens the positions of the first rank's."""
-    trained = run
-    trained.subject.take_part(trained.module, 0, trained.launch.layout.sequence)
+    run.subject.take_part(run.module, 0, run.launch.layout.sequence)
 
 
 def samples_of_their_own(run: Run) -> None:
@@ -215,10 +213,9 @@ def heads_dealt_as_they_lie(run: Run) -> None:
     import torch
     from torch.distributed.tensor import distribute_tensor
 
-    trained = run
-    packed = [p for p in trained.module.parameters() if getattr(p, "order", None)]
+    packed = [p for p in run.module.parameters() if getattr(p, "order", None)]
     with torch.no_grad():
-        for p, whole in zip(packed, trained.engine.whole(trained, packed), strict=True):
+        for p, whole in zip(packed, run.engine.whole(run, packed), strict=True):
             p.copy_(distribute_tensor(whole, p.device_mesh, p.placements, src_data_rank=None))
 
 

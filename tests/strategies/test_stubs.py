@@ -84,17 +84,16 @@ def test_each_row_of_the_mission_is_run():
 def test_a_master_is_read_off_the_optimizer(train_here):
     """A run as DeepSpeed leaves one: bfloat16 weights, and an optimizer of float32 copies."""
     run = train_here(TINY, 1)
-    trained = run
-    for group in trained.inner_optimizer.param_groups:
+    for group in run.inner_optimizer.param_groups:
         group["params"] = [p.detach().clone() for p in group["params"]]
-    trained.module.to(torch.bfloat16)
+    run.module.to(torch.bfloat16)
     launch = parse("single").launch("cpu", 1, SUBJECT)
-    trained.launch = dataclasses.replace(launch, traits=launch.traits | {"float_master"})
-    assert Bf16Master().evidence(trained)["master"] == "float32"
-    weights = [p for p in trained.module.parameters() if p.requires_grad]
-    trained.inner_optimizer.param_groups[0]["params"] = weights
+    run.launch = dataclasses.replace(launch, traits=launch.traits | {"float_master"})
+    assert Bf16Master().evidence(run)["master"] == "float32"
+    weights = [p for p in run.module.parameters() if p.requires_grad]
+    run.inner_optimizer.param_groups[0]["params"] = weights
     with pytest.raises(NotInForce, match="the optimizer updates bfloat16 weights"):
-        Bf16Master().evidence(trained)
+        Bf16Master().evidence(run)
 
 
 def test_tf32_left_on_is_noticed(train_here, monkeypatch):
@@ -115,20 +114,20 @@ def test_tf32_left_on_is_noticed(train_here, monkeypatch):
 def test_a_watched_step_trains_as_any_other_and_leaves_no_hook_behind(train_here):
     spec = dataclasses.replace(TINY, model=FLAT, recipe="single+muon+accumulate")
     run = train_here(spec, 2)
-    trained, backward = run, run.accelerator.backward
-    optimizer = trained.inner_optimizer
+    backward = run.accelerator.backward
+    optimizer = run.inner_optimizer
 
     def hooks() -> tuple[int, int]:
         return len(optimizer._optimizer_step_post_hooks), len(optimizer._optimizer_step_pre_hooks)
 
     before = hooks()
     observe_here(run, spec.recipe)
-    assert hooks() == before and trained.accelerator.backward == backward
-    assert trained.observed.micro_steps == 2 and trained.optimizer_steps == 3
-    assert not any(p._post_accumulate_grad_hooks for p in trained.module.parameters())
+    assert hooks() == before and run.accelerator.backward == backward
+    assert run.observed.micro_steps == 2 and run.optimizer_steps == 3
+    assert not any(p._post_accumulate_grad_hooks for p in run.module.parameters())
     plain, other = train_here(spec, 3)
     assert run.all_losses() == other.all_losses(plain)
-    assert weights_digest(trained.module) == weights_digest(plain.module)
+    assert weights_digest(run.module) == weights_digest(plain.module)
 
 
 def test_operators_are_told_apart_by_phase_and_type(train_here):
