@@ -200,15 +200,12 @@ class Engine:
         self,
         trained: TrainingRun,
         batches: Iterable[Any],
-        loss_of: Any,
         arrived: Callable[[], None],
     ) -> Iterator[Any]:
         """Run one optimizer step: forward and backward of each micro-batch, then the optimizer's.
 
         Args:
             batches: one for each micro-batch (``harness.data.feed.Batch``).
-            loss_of: returns a scalar loss of one batch; ``loss_of.inputs(batch)`` the noisy
-                samples and timesteps that the model is given.
             arrived: call it once, when all gradients exist and are unused: the loop then clips.
 
         Yields:
@@ -217,7 +214,7 @@ class Engine:
         accelerator = trained.accelerator
         for batch in batches:
             with accelerator.accumulate(trained.model):
-                loss = loss_of(batch)
+                loss = trained.loss(batch)
                 accelerator.backward(loss)
                 if accelerator.sync_gradients:
                     arrived()
@@ -426,6 +423,15 @@ class TrainingRun:
     supervise: Callable[[Callable[[Any], Any], Any, Mapping[str, Any]], Any] | None = None
     ops: set[str] = field(default_factory=set)
     observed: Observed = None  # type: ignore[assignment]  # evidence is read after a watched step
+
+    def loss(self, batch: Any) -> torch.Tensor:
+        """Return the scalar loss of a micro-batch (``harness.data.feed.Batch``)."""
+        raise NotImplementedError
+
+    def inputs(self, batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the noisy samples and timesteps that the model is given, for an engine that calls
+        its first and last layers apart (pipeline stages)."""
+        raise NotImplementedError
 
     @property
     def engine(self) -> Any:

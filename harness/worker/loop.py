@@ -79,6 +79,22 @@ class Run(TrainingRun):
         """Run one more optimizer step, which no phase counts."""
         optimizer_step(self, self.optimizer_steps)
 
+    def loss(self, batch: Batch) -> torch.Tensor:
+        x, noise = self.cut(batch.x), self.cut(batch.noise)
+
+        def predict(x: torch.Tensor, t_B: torch.Tensor) -> torch.Tensor:
+            return self.subject.predict(self.model, x, t_B, batch.conditions)
+
+        def true_loss(asked: Predict) -> torch.Tensor:
+            return self.objective.loss(asked, x, batch.t, noise)
+
+        if self.supervise is not None:
+            return self.supervise(true_loss, predict, batch.conditions)
+        return true_loss(predict).mean()
+
+    def inputs(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.objective.noisy(batch.x, batch.t, batch.noise), batch.t
+
     def all_losses(self) -> list[float]:
         """Return the mean loss of each step over all ranks; every rank must call it."""
         log = self.log
@@ -90,33 +106,6 @@ class Run(TrainingRun):
     def all_norms(self) -> list[float]:
         """Return the gradient norm before clipping of each step that has gradients."""
         return self.log.earlier_norms + [float(n) for n in self.log.norms if n is not None]
-
-
-@dataclass(frozen=True)
-class StepLoss:
-    """Forward pass of a run's step; a call returns the scalar loss of a batch."""
-
-    run: Run
-
-    def __call__(self, batch: Batch) -> torch.Tensor:
-        run = self.run
-
-        def predict(x: torch.Tensor, t_B: torch.Tensor) -> torch.Tensor:
-            return run.subject.predict(run.model, x, t_B, batch.conditions)
-
-        x, noise = run.cut(batch.x), run.cut(batch.noise)
-
-        def true_loss(asked: Predict) -> torch.Tensor:
-            return run.objective.loss(asked, x, batch.t, noise)
-
-        if run.supervise is not None:
-            return run.supervise(true_loss, predict, batch.conditions)
-        return true_loss(predict).mean()
-
-    def inputs(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the noisy samples and timesteps that the model is given, for an engine that calls
-        the first and last layers apart (pipeline stages)."""
-        return self.run.objective.noisy(batch.x, batch.t, batch.noise), batch.t
 
 
 def optimizer_step(run: Run, step: int) -> None:
@@ -133,7 +122,7 @@ def optimizer_step(run: Run, step: int) -> None:
     def arrived() -> None:
         log.norms.append(gradient_norm(run))
 
-    for loss in run.engine.micro_steps(run, taken(), StepLoss(run), arrived):
+    for loss in run.engine.micro_steps(run, taken(), arrived):
         run.micro_steps += 1
         losses.append(loss)
     for attachment in run.attached.values():

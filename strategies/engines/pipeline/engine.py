@@ -177,11 +177,10 @@ class Pipeline(Engine):
         self,
         trained: TrainingRun,
         batches: Iterable[Any],
-        loss_of: Any,
         arrived: Callable[[], None],
     ) -> Iterator[Any]:
         """Take all micro-batches at once, because the schedule runs them in its own order."""
-        losses = trained.model.step(trained.subject, list(batches), loss_of, self.schedule)
+        losses = trained.model.step(trained, list(batches), self.schedule)
         grads = (p.grad for p in trained.module.parameters() if p.grad is not None)
         trained.model.ranks.average(grads)
         trained.model.enter("optimizer")

@@ -26,7 +26,6 @@ from torch.distributed.pipelining import PipelineStage
 from strategies import initial
 from strategies.engines.pipeline.schedules import Schedule, dealt
 from strategies.initial import Draw
-from strategies.subject import Subject
 
 if TYPE_CHECKING:
     from strategies.engine import TrainingRun
@@ -242,24 +241,22 @@ class Staged(nn.Module):
 
     def entered(self, number: int) -> Any:
         """Return what the first block takes of a micro-batch."""
-        subject, batches, loss_of = self._step
-        x, t_B = loss_of.inputs(batches[number])
-        return subject.predict(self.module.enter, x, t_B, batches[number].conditions)
+        trained, batches = self._step
+        x, t_B = trained.inputs(batches[number])
+        return trained.subject.predict(self.module.enter, x, t_B, batches[number].conditions)
 
     def loss(self, number: int, hidden: tuple[Tensor, ...]) -> Tensor:
         """Return the loss of a micro-batch whose last block returned ``hidden``."""
-        _, batches, loss_of = self._step
+        trained, batches = self._step
         self._hidden = hidden
         try:
-            return loss_of(batches[number])
+            return trained.loss(batches[number])
         finally:
             self._hidden = ()
 
-    def step(
-        self, subject: Subject, batches: Sequence[Any], loss_of: Any, order: Schedule
-    ) -> Tensor:
+    def step(self, trained: TrainingRun, batches: Sequence[Any], order: Schedule) -> Tensor:
         """Run forward and backward of all micro-batches; return their losses [micro] everywhere."""
-        self._step = (subject, batches, loss_of)
+        self._step = (trained, batches)
         if self.schedule is None:
             self._begin(order)
         losses: list[Tensor] = []
@@ -274,11 +271,12 @@ class Staged(nn.Module):
 
     def _begin(self, order: Schedule) -> None:
         """Make stages and schedule for micro-batches like those of this step."""
-        subject, batches, loss_of = self._step
+        trained, batches = self._step
+        subject = trained.subject
         kind = next(p.dtype for p in self.module.parameters() if p.is_floating_point())
         with initial.valueless(), torch.no_grad():
             conditions = {n: value.to("meta") for n, value in batches[0].conditions.items()}
-            x, t_B = (value.to("meta") for value in loss_of.inputs(batches[0]))
+            x, t_B = (value.to("meta") for value in trained.inputs(batches[0]))
             hidden = subject.predict(subject.make().to(kind).enter, x, t_B, conditions)
             # Contiguous, as what is received: a patch embedding transposes its tokens.
             rooms = (torch.empty(t.shape, dtype=t.dtype, requires_grad=True) for t in hidden)
