@@ -212,18 +212,16 @@ def allocator_history(folder: Path, rank: int) -> Iterator[None]:
     torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     # C++ stack frames take a hundred times as long to record, and name torch's own code.
     torch.cuda.memory._record_memory_history(max_entries=ENTRIES, stacks="python")
+    failed = True
     try:
         yield
-    except BaseException:
+        failed = False
+    finally:
         try:
-            _write_history(folder, rank)
+            folder.mkdir(parents=True, exist_ok=True)
+            torch.cuda.memory._dump_snapshot(str(command.history_file(folder, rank)))
+            torch.cuda.memory._record_memory_history(enabled=None)
         except (OSError, RuntimeError) as error:  # a full disk, a device in an error state
+            if not failed:
+                raise
             print(f"no allocator history of rank {rank}: {error}", file=sys.stderr)
-        raise
-    _write_history(folder, rank)
-
-
-def _write_history(folder: Path, rank: int) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    torch.cuda.memory._dump_snapshot(str(command.history_file(folder, rank)))
-    torch.cuda.memory._record_memory_history(enabled=None)

@@ -44,28 +44,7 @@ from harness.prediction import Prediction, Work
 from harness.resolve import Resolved
 from harness.sampling.measure import Drawing
 from harness.worker import setup
-from harness.worker.loop import Log, Run, optimizer_step
-
-
-def draw(
-    resolved: Resolved, adapter: TraceAdapter, tracer: StoragelessTracer, counter: Counter
-) -> int:
-    """Set up and sample one batch, recorded by ``tracer`` and ``counter``; return its first event.
-    The first batch makes nothing that a second one would reuse."""
-    accelerator = world.make_accelerator(resolved, adapter)
-    # Without a weights file: a prediction needs no values of weights.
-    scratch, plain = Path("never-written"), dataclasses.replace(resolved, weights="")
-    run = setup.prepare(plain, None, accelerator, scratch, tracer.enter, Drawing)
-    finish = adapter.prepared(run, tracer)
-    gc.collect()  # garbage in cycles would be freed at an arbitrary event
-    tracer.know(run)
-    counter.begin()
-    first = len(tracer.record.events)
-    with following(tracer, run):
-        run.step()
-    tracer.know(run)
-    finish()
-    return first
+from harness.worker.loop import Log, Run
 
 
 def denoised_samples(subject: Any) -> int:
@@ -154,31 +133,29 @@ def trace_bordered(
         tracer.op_cache = OpCache(fake)
         stack.enter_context(tracer)
         borders: list[streams.Border] = []
-        if resolved.spec.sampling:
-            first = draw(resolved, adapter, tracer, counter)
-        else:
-            first = _train(resolved, adapter, tracer, counter, borders if watch else None)
+        first = _take(resolved, adapter, tracer, counter, borders if watch else None)
         tracer.disbelieve()
     return tracer, counter, first, borders
 
 
-def _train(
+def _take(
     resolved: Resolved,
     adapter: TraceAdapter,
     tracer: StoragelessTracer,
     counter: Counter,
     borders: list[streams.Border] | None,
 ) -> int:
-    """Set up and take ``STEPS`` optimizer steps; return the first event of the last."""
-    run, first = _prepare(resolved, adapter, tracer), 0
+    """Set up and take ``STEPS`` optimizer steps, or draw one batch, which makes nothing that a
+    second one would reuse; return the first event of the last."""
+    run, first, sampling = _prepare(resolved, adapter, tracer), 0, resolved.spec.sampling
     finish = adapter.prepared(run, tracer)
-    watch = borders is not None
+    watch = borders is not None and not sampling
     noting = streams.bordered(run, borders, tracer.record) if watch else None
     with noting or contextlib.nullcontext():
-        for step in range(STEPS):
-            first = _step(run, step, tracer, counter)
+        for _ in range(1 if sampling else STEPS):
+            first = _step(run, tracer, counter)
     finish()
-    if denoises(resolved):
+    if denoises(resolved) and not sampling:
         tracer.denoising = denoised(run, tracer)
     return first
 
@@ -212,17 +189,20 @@ def _streams(tracer: StoragelessTracer) -> Iterator[None]:
 
 
 def _prepare(resolved: Resolved, adapter: TraceAdapter, tracer: StoragelessTracer) -> Run:
-    accelerator = world.make_accelerator(resolved, adapter)
+    accelerator, scratch = world.make_accelerator(resolved, adapter), Path("never-written")
+    if resolved.spec.sampling:
+        # Without a weights file: a prediction needs no values of weights.
+        plain = dataclasses.replace(resolved, weights="")
+        return setup.prepare(plain, None, accelerator, scratch, tracer.enter, Drawing)
     feed = setup.build_feed(resolved, accelerator)
     if resolved.spec.device == "cpu":
         # The data is in the baseline of a CPU's resident-memory meter.
         tracer.leave_out(vars(feed.dataset).values())
-    scratch = Path("never-written")
     return setup.prepare(resolved, feed, accelerator, scratch, tracer.enter)
 
 
-def _step(run: Run, step: int, tracer: StoragelessTracer, counter: Counter) -> int:
-    """Take one optimizer step, recorded by ``tracer`` and ``counter``; return its first event."""
+def _step(run: Run, tracer: StoragelessTracer, counter: Counter) -> int:
+    """Take one step, recorded by ``tracer`` and ``counter``; return its first event."""
     gc.collect()  # garbage in cycles would be freed at an arbitrary event
     tracer.know(run)
     counter.begin()
@@ -231,11 +211,11 @@ def _step(run: Run, step: int, tracer: StoragelessTracer, counter: Counter) -> i
     handle = register_optimizer_step_post_hook(lambda *_: stepped.append(True))
     try:
         with following(tracer, run):
-            optimizer_step(run, step)
+            run.step()
             run.log = Log()
     finally:
         handle.remove()
-    if not stepped:  # such as by a loss scale that is assumed to overflow
+    if not stepped and not run.resolved.spec.sampling:  # a loss scale assumed to overflow
         raise NoTrace("no optimizer stepped, so that its state is not in the trace")
     tracer.know(run)
     return first
