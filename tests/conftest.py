@@ -73,7 +73,7 @@ LONGEST = (
     "worker/test_runs", "predict/test_predict_truth", "launch/test_launch", "worker/test_counted",
     "strategies/test_parallel", "strategies/test_pipeline", "strategies/test_tensor",
     "export/test_launched_exports", "script/test_script_families", "strategies/test_pairs",
-    "sampling/test_drawing", "worker/test_resume", "test_docs", "commands/test_public_run",
+    "sampling/test_drawing", "worker/test_resume", "test_pages", "commands/test_public_run",
     "worker/test_building", "strategies/test_catalog", "launch/test_two_nodes",
 )  # fmt: skip
 """Files whose tests take longest: they begin first, so that none is left to run alone."""

@@ -1,10 +1,8 @@
 """Predictions that ship with the project: what is missing, and how it is filled.
 
 ``python -m tests.refill [MODEL ...]`` plans the questions of the pages and of each model on common
-cards, and records each prediction that a plan makes (``harness.planner.records``). A prediction
-that is recorded already is not made again, so it can be stopped at any time. Records of another
-``TRACE``, torch or diffusers go. ``--check`` only prints the questions that are not answered by
-records alone; the exit code is 1 if there are any.
+cards, and records each prediction that a plan makes (``harness.planner.records``). It can be
+stopped at any time: what is recorded is not made again. Records that no plan finds any more go.
 """
 
 from __future__ import annotations
@@ -17,7 +15,6 @@ import re
 import shlex
 import sys
 import tempfile
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,7 +26,6 @@ from harness import ROOT
 from harness.commands.progress import Predictions
 from harness.planner import overhead, pool, records
 from harness.planner.atlas.command import CARDS
-from harness.planner.edits import adapts
 from harness.planner.plan.candidates import Asked, asked_for
 from harness.planner.plan.command import add_arguments
 from harness.planner.plan.tracing import Asking
@@ -40,26 +36,13 @@ from harness.spec import Spec
 from harness.subjects.library import families
 from strategies.base import BadInput
 
-OWN = "DiT-XL/2"
-"""The model of a plan that names none."""
 USUAL = ("--gpus 8 --gpu A100-80GB", "--gpus 1 --gpu RTX-4090")
 """Questions that name no model."""
 
 
-# ---- Questions ----
-
-
-def parsed(words: str) -> argparse.Namespace:
-    """Return the options of a plan, such as ``--model flux-dev --gpu RTX-4090``."""
-    parser = argparse.ArgumentParser(exit_on_error=False)
-    add_arguments(parser)
-    return parser.parse_args(shlex.split(words))
-
-
 def of_pages() -> list[str]:
     """Return the words of each plan on a page that asks for the fastest recipe."""
-    pages = [ROOT / "README.md"]
-    pages += [p for p in (ROOT / "docs").rglob("*.md") if not {"results", "atlas"} & {*p.parts}]
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
     text = "\n".join(page.read_text("utf-8") for page in pages).replace("\\\n", " ")
     words = r"(?: --(?:model|gpus|gpu|gpu-memory|frames|resolution|global-batch) [\w./-]+)"
     found = re.findall(rf"\bplan({words}+)(?=[\n`\"'|\\])", text)
@@ -74,15 +57,17 @@ def _possible(words: str) -> bool:
 
 
 def of_models(models: Sequence[str]) -> Iterator[str]:
-    """Yield the words of a plan of each model on each card, alone and on eight of them."""
-    for gpus, model, card in itertools.product((1, 8), models, ("24GiB", *CARDS)):
-        option = "--gpu-memory" if card[:1].isdigit() else "--gpu"
-        yield f"--model {model} --gpus {gpus} {option} {card}"
+    """Yield the words of a plan of each model on each card."""
+    cards = [*(f"--gpu {name}" for name in CARDS), "--gpu-memory 24GiB"]
+    for gpus, model, card in itertools.product((1, 8), models, cards):
+        yield f"--model {model} --gpus {gpus} {card}"
 
 
 def asked(words: str) -> Asked:
-    """Return the checked rows of a plan."""
-    return asked_for(parsed(words))
+    """Return the checked rows of a plan, such as ``--model flux-dev --gpu RTX-4090``."""
+    parser = argparse.ArgumentParser(exit_on_error=False)
+    add_arguments(parser)
+    return asked_for(parser.parse_args(shlex.split(words)))
 
 
 def planned(words: str, console: Console) -> list[Fit]:
@@ -90,9 +75,6 @@ def planned(words: str, console: Console) -> list[Fit]:
     asking = Asking(asked(words), 1, Predictions(console))
     fits, _, tried = asking.answer()
     return [*fits, *(tried or ())]
-
-
-# ---- Records ----
 
 
 class Missing(Exception):
@@ -119,17 +101,14 @@ def missing(words: str) -> str:
     return ""
 
 
-def add(fits: Iterable[Fit], day: str) -> int:
-    """Record the traces of ``fits`` that have no record, and return their number."""
-    made = 0
+def add(fits: Iterable[Fit], day: str) -> None:
+    """Record the traces of ``fits`` that have no record."""
     for fit in fits:
         row, kind = fit.resolved, overhead.preferred(fit.gpu.capability)
         known, name = records.lines(row.spec.model), records.name(row, kind)
         if fit.prediction.method == "trace" and name not in known:
             line = line_of(day, row.spec, kind, fit.prediction)
             records.write(row.spec.model, known | {name: line})
-            made += 1
-    return made
 
 
 def drop_old(models: Sequence[str]) -> int:
@@ -156,12 +135,6 @@ class Kept(NamedTuple):
         """Whether a plan of its row finds it."""
         return self.row is not None and records.name(self.row, self.record.kind) == self.name
 
-    @property
-    def group(self) -> tuple[str, bool, str]:
-        """The sharding strategy, whether adapters are trained, and the kind of card."""
-        engine = self.row.spec.recipe.partition("+")[0]
-        return engine, adapts(self.row), self.record.kind
-
 
 def of_model(model: str) -> list[Kept]:
     """Return all records of a model."""
@@ -174,57 +147,18 @@ def of_model(model: str) -> list[Kept]:
     return kept
 
 
-def same(one: Kept) -> bool:
-    """Return True if a new trace is the recorded one, but for the order of its work."""
-    record, row = one.record, one.row
-    with tempfile.TemporaryDirectory() as folder:
-        (made,) = pool.predict_all([row], Path(folder), kind=record.kind, jobs=1)
-    again = record_of(line_of(record.day, row.spec, record.kind, made))
-    for told in (again, record):
-        told.prediction["work"].sort(key=str)
-    return again == record
-
-
-# ---- Command ----
-
-
-def check(questions: Iterable[str], console: Console) -> int:
-    """Print the questions that lack a record, and return the exit code."""
-    lacks = 0
-    for words in questions:
-        if recipe := missing(words):
-            lacks += 1
-            console.print(f"./run.sh plan {words}: {recipe}", highlight=False)
-    console.print(f"{lacks} questions lack a record", highlight=False)
-    return min(lacks, 1)
-
-
-def fill(questions: Iterable[str], console: Console) -> None:
-    """Plan each question that lacks a record, and record what its plan predicts."""
-    day, began, made = datetime.date.today().isoformat(), time.time(), 0
+def main() -> None:
+    """Drop old records; plan each question that lacks one, and record what its plan predicts."""
+    models = sys.argv[1:] or ["DiT-XL/2", *families.table()]
+    questions = [*(() if sys.argv[1:] else of_pages()), *of_models(models)]
+    day, console = datetime.date.today().isoformat(), Console(soft_wrap=True)
+    console.print(f"{drop_old(models)} old records dropped", highlight=False)
     with pool.kept_workers():
         for words in questions:
             if missing(words):
-                made += add(planned(words, console), day)
-                minutes = (time.time() - began) / 60
-                told = f"{words}: {made} records in {minutes:.1f} min"
-                console.print(told, highlight=False)
-
-
-def main() -> int:
-    """Fill or check, and return the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("models", nargs="*")
-    parser.add_argument("--check", action="store_true")
-    options, console = parser.parse_args(), Console(soft_wrap=True)
-    every = [OWN, *families.table()]
-    questions = [*(() if options.models else of_pages()), *of_models(options.models or every)]
-    if options.check:
-        return check(questions, console)
-    console.print(f"{drop_old(options.models or every)} old records dropped", highlight=False)
-    fill(questions, console)
-    return 0
+                add(planned(words, console), day)
+                console.print(words, highlight=False)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -1,4 +1,4 @@
-"""Pages: links lead somewhere, named files are there, commands parse; each check can fail."""
+"""Pages: links, files and commands are there; generated parts, results and plans are current."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from docs.make.parts import BLOCK
+from docs.make import parts
 from harness import ROOT, cli, train
+from harness.planner import pool
+from harness.result import load_all
+from harness.subjects.library import families
 from harness.suite import file as suite_file
 from strategies import parse
 
@@ -114,7 +117,7 @@ def fault_of(words: list[str]) -> str:
 
 
 # Without what plans print, whose sentences name commands too.
-TEXTS = [BLOCK.sub(r"```\n\1\n```", page.read_text()) for page in PAGES]
+TEXTS = [parts.BLOCK.sub(r"```\n\1\n```", page.read_text()) for page in PAGES]
 COMMANDS = [words for text in TEXTS for words in lines_of_code(text)]
 
 
@@ -167,3 +170,88 @@ def test_each_check_of_a_page_can_fail():
     for line in [*bad, "./run.sh test tests/nowhere.py", "python -m harness.train --recipe ddp"]:
         (words,) = lines_of_code(f"```\n{line}   # so\n```")
         assert fault_of(words), line
+
+
+# ---- generated parts, published results ----
+
+FLUX = ROOT / "docs/tutorial/flux-lora-24gb.md"
+
+
+@pytest.mark.parametrize("page", parts.GENERATED)
+def test_the_generated_parts_of_a_page_are_what_the_code_says(page):
+    text = (ROOT / page).read_text(encoding="utf-8")
+    assert set(re.findall(r"<!-- made: (\w+) -->", text)) == set(parts.GENERATED[page])
+    assert text == parts.filled(page)
+    assert "|  |" not in text
+
+
+def test_the_published_report_is_of_its_results_made_by_readme_s_first_command():
+    assert parts.REPORT.read_text(encoding="utf-8") == parts.report()
+    suite = suite_file.load_suite("default", "cpu")
+    results, skipped = load_all(parts.PUBLISHED)
+    assert not skipped and {r.spec.recipe for r in results} == {r.recipe for r in suite.rows}
+    assert {r.spec.model for r in results} == {suite.settings["model"]}
+    words = {word for row in results for word in row.command.split()}  # to be pasted anywhere
+    assert words and {word for word in words if word.startswith("/")} <= {"/dev/null"}
+
+
+def test_the_stated_noise_floor_is_that_of_the_published_results():
+    text = (ROOT / "docs/explanation/noise-and-fairness.md").read_text()
+    said = re.search(r"\[it was ([\d.]+) %\]\(\.\./results/[\w-]+/report\.md\)", text)[1]
+    assert f"Noise floor {said} %" in parts.REPORT.read_text(encoding="utf-8")
+
+
+def test_as_many_public_models_as_there_are():
+    (said,) = re.findall(r"(\d+) public models", README.read_text())
+    assert int(said) == len(families.table())
+
+
+# ---- plans that pages show ----
+
+
+def test_the_tutorial_on_sharding_shows_the_plan_of_the_how_to():
+    shown = (ROOT / "docs/tutorial/dit-xl-8-gpus.md").read_text().split("```")[1].splitlines()
+    plan = (ROOT / "docs/how-to/plan.md").read_text().splitlines()
+    assert len(shown) > 9 and set(shown) <= set(plan)
+
+
+def commands(text: str) -> list[tuple[str, list[str]]]:
+    """(command, lines shown below it) of each block of a page that starts with a command."""
+    blocks = re.findall(r"^```(?:sh)?\n(\./run\.sh [^\n]+)\n(.*?)^```", text, re.S | re.M)
+    return [(command, [" ".join(line.split()) for line in output.splitlines()
+                       if line.strip() not in ("", "...")])
+            for command, output in blocks]  # fmt: skip
+
+
+TUTORIAL = commands(FLUX.read_text(encoding="utf-8"))
+RECORDED = TUTORIAL[0][0]
+SHOWN = [*TUTORIAL, *(one for one in commands(README.read_text("utf-8")) if one[0] == RECORDED)]
+
+
+@pytest.mark.parametrize(
+    ("command", "lines"),
+    # The passes of encoders are traced.
+    [pytest.param(*one, marks=[pytest.mark.thorough] * ("--phases" in one[0])) for one in SHOWN],
+    ids=["plan", "phases", "export", "check", "readme"],
+)
+def test_each_command_that_pages_show_ends_well(command, lines, monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(pool, "ROOT", tmp_path)  # of an empty folder of predictions
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.chdir(tmp_path)
+    if command == RECORDED:
+        monkeypatch.setattr(pool, "Worker", lambda *given: pytest.fail("a process was started"))
+    assert cli.main(shlex.split(command)[1:]) == 0
+    output = capsys.readouterr().out.replace("\u00b1", "+-")
+    printed = [" ".join(line.split()) for line in output.splitlines()]
+    assert [line for line in lines if line not in printed] == [] and (lines or command != RECORDED)
+    if "--phases" in command:
+        (told,) = re.findall("`(by phase: .*?)`", FLUX.read_text(encoding="utf-8"))
+        assert told in " ".join(printed)
+    if "--out" in command:
+        assert (tmp_path / "take_home/trainers.md").is_file()
+
+
+def test_the_flux_tutorial_takes_one_recipe_home():
+    recipes = [shlex.split(command) for command, _ in TUTORIAL]
+    named = {word for words in recipes for word in words if word.startswith("single+")}
+    assert len(named) == 1 and f"Adapters: {named.pop()}" in FLUX.read_text(encoding="utf-8")

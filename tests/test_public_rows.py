@@ -98,16 +98,6 @@ def test_no_range_is_made_from_a_whole_run_or_a_near_recipe():
     assert not any("near" in row or "figure" in row for row in plain)
 
 
-@pytest.mark.parametrize("count", [1, 8, 9, 19])
-def test_a_class_of_few_sources_takes_the_range_of_all(count):
-    """Nine sources are the fewest that can support nine of ten."""
-    few = [uncertainty.Residual("sharded", f"m{n}", 0.01 * n) for n in range(count)]
-    all_of_them = [*few, *(uncertainty.Residual("one GPU", f"x{n}", 0.5) for n in range(20))]
-    found = uncertainty.share_of("sharded", all_of_them)
-    assert found.pooled == (count < 9) and found.sources == count
-    assert found.share == (0.5 if count < 9 else 0.08 if count == 9 else 0.17)
-
-
 @pytest.fixture(scope="module")
 def found() -> list[dict]:
     line = [sys.executable, "-c", ANEW]

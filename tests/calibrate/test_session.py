@@ -78,13 +78,20 @@ def session(tmp_path, monkeypatch):
     return made
 
 
-def test_a_station_that_fails_ends_no_other_and_says_why(session):
+def test_a_station_that_fails_ends_no_other_and_is_all_that_the_next_call_repeats(session):
     found = {o.station: o for o in run_stations(session)}
     assert found["attention"].status == "failed"
     assert found["attention"].reason == "exit code 1: RuntimeError: no kernel image"
     assert [o.status for n, o in found.items() if n != "attention"] == ["ok"] * 4
     session.console.file.flush()
     assert "attention: failed: exit code 1" in Path(session.console.file.name).read_text()
+    session.started.clear()
+    new = Session(session.folder, session.machine, session.setting, session.console)
+    found = {o.station: o for o in run_stations(new)}
+    assert session.started == ["attention"] and found["products"].facts["products"]
+    session.started.clear()
+    new.fresh = True
+    assert len(run_stations(new)) == len(session.started) == 5
 
 
 def test_an_interruption_ends_all_and_keeps_what_had_ended(session, monkeypatch):
@@ -99,17 +106,6 @@ def test_an_interruption_ends_all_and_keeps_what_had_ended(session, monkeypatch)
     with pytest.raises(process.Interrupted):
         run_stations(session)
     assert session.earlier("products").status == "ok" and session.earlier("streams") is None
-
-
-def test_the_next_call_repeats_only_what_failed(session):
-    run_stations(session)
-    session.started.clear()
-    new = Session(session.folder, session.machine, session.setting, session.console)
-    found = {o.station: o for o in run_stations(new)}
-    assert session.started == ["attention"] and found["products"].facts["products"]
-    session.started.clear()
-    new.fresh = True
-    assert len(run_stations(new)) == len(session.started) == 5
 
 
 # ---- what it leaves ----
@@ -144,18 +140,15 @@ def test_the_command_leaves_a_calibration_and_says_that_rows_failed(call, sessio
     assert len(kept.rows) == len(specs(session.setting)) and kept.rows[0].reason == "made up"
 
 
-def test_a_rehearsal_is_not_kept(call):
-    call("--small")
-    assert store.every(store.OWN) == []
-
-
-def test_ctrl_c_in_a_row_leaves_no_calibration(call):
+def test_a_rehearsal_is_not_kept_and_ctrl_c_in_a_row_leaves_no_calibration(call):
     def interrupted(spec):
         raise SuiteInterrupted([])
 
     code, folder = call(end=interrupted)
     assert code == 130 and not (folder / "calibration.json").exists()
     assert (folder / "stations" / "products.json").exists()
+    call("--small")
+    assert store.every(store.OWN) == []
 
 
 # ---- the stations ----
@@ -171,19 +164,14 @@ def test_what_the_stations_of_a_cpu_find_fits_a_calibration():
         "attention": stations.measure_attention(HERE),
         "collective": measure_collective(HERE),
     }
-    outcomes = [
-        Outcome(station=name, status="ok", facts=facts)
-        for name, facts in json.loads(json.dumps(found)).items()
-    ]
-    ceilings = build_from(outcomes, Ceilings)
+    told = json.loads(json.dumps(found)).items()
+    ceilings = build_from([Outcome(station=n, status="ok", facts=f) for n, f in told], Ceilings)
     assert {"float32", "bfloat16"} <= set(ceilings.products) >= set(ceilings.model_products)
     assert all(1e6 < rate < 1e15 for rate in ceilings.products.values())
     assert [s.bytes for s in ceilings.streams] == [2**20, 4 * 2**20]
-    assert 1e-8 < ceilings.launch_seconds < 1e-3 and ceilings.host_rate > 1e7
     kinds = {(a.kernel, a.tokens, a.width) for a in ceilings.attention}
     assert kinds >= {(kernel, 64, width) for kernel in ("flash", "math") for width in (64, 72)}
     assert ceilings.collective.ranks == 2 and ceilings.collective.rate > 1e5
-    assert 1e-6 < ceilings.collective.seconds < 1.0
 
 
 def test_a_type_that_a_library_lacks_is_a_reason_and_no_end(monkeypatch):

@@ -8,7 +8,6 @@ import json
 import re
 import shlex
 import tomllib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -58,13 +57,6 @@ def possible(recipes: list[str]) -> list[str]:
 # ---- launch files ----
 
 
-def values(node: Any) -> Iterator[Any]:
-    if isinstance(node, dict):
-        yield from (value for item in node.values() for value in values(item))
-    else:
-        yield node
-
-
 @pytest.mark.parametrize("sharding", SHARDINGS)
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16:scale=1024", "bf16_pure"])
 def test_every_number_of_a_launch_file_is_settled(sharding, precision):
@@ -77,7 +69,7 @@ def test_every_number_of_a_launch_file_is_settled(sharding, precision):
     texts = [text for name, text in found.files.items() if name.endswith(".json")]
     for text in texts:
         config = json.loads(text)
-        assert "auto" not in set(values(config))
+        assert '"auto"' not in text
         samples = config["train_micro_batch_size_per_gpu"] * 2 * resolved.launch.processes
         assert config["train_batch_size"] == 64 == samples
         assert config["gradient_clipping"] == 0.5
@@ -177,16 +169,17 @@ def test_what_a_plan_refuses_is_refused_in_its_words(words, tmp_path, capsys):
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize(("recipe", "gpus", "told"), [
-    ("fsdp2+tp:ranks=2", 4, "tp_size"), ("ddp+sp:ranks=2", 4, "sp_size"),
-    ("pp:stages=2", 2, "no stages"),
+@pytest.mark.parametrize(("recipe", "more", "told"), [
+    ("fsdp2+tp:ranks=2", CARD, "cannot be exported.*tp_size"),
+    ("ddp+sp:ranks=2", CARD, "cannot be exported.*sp_size"),
+    ("pp:stages=2", [*CARD, "--gpus", "2"], "cannot be exported.*no stages"),
+    *((recipe, ["--cpu"], "only on GPUs") for recipe in ("fsdp2", "fsdp2_offload+bf16", "hsdp")),
+    ("ddp", [*CARD, "--trainers", "musubi-tunr"], "did you mean 'musubi-tuner'"),
 ])  # fmt: skip
-def test_what_cuts_a_model_in_code_is_refused_by_name(recipe, gpus, told, tmp_path, capsys):
-    out = tmp_path / "out"
-    words = ["export", recipe, *CARD, "--gpus", str(gpus), "--global-batch", "8"]
-    assert cli.main([*words, "--out", str(out)]) == 2
-    said = capsys.readouterr().err
-    assert "cannot be exported" in said and told in said and not out.exists()
+def test_what_cannot_be_exported_is_refused_by_name(recipe, more, told, tmp_path, capsys):
+    words = ["export", recipe, "--gpus", "4", "--global-batch", "8", *more]
+    assert cli.main([*words, "--out", str(tmp_path / "out")]) == 2
+    assert re.search(told, capsys.readouterr().err) and not (tmp_path / "out").exists()
 
 
 ASKED = [
@@ -233,10 +226,3 @@ def test_several_machines_are_in_the_launch_file_and_their_ranks_are_blanks(tmp_
     text = capsys.readouterr().out
     assert "machine_rank" in text and content["main_process_ip"] == "FILL.IN.THE.FIRST.MACHINE"
     assert "main_process_ip" in text
-
-
-def test_an_unknown_trainer_is_named_before_anything_is_written(tmp_path, capsys):
-    words = ["export", "ddp", *CARD, "--out", str(tmp_path / "out"), "--trainers", "musubi-tunr"]
-    assert cli.main(words) == 2
-    assert "did you mean 'musubi-tuner'" in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()

@@ -292,17 +292,3 @@ def test_an_export_names_the_planned_samples_and_the_options_of_their_size(name)
         known = " ".join(map(str, [*shape.values()]))
         assert named and all(option.lstrip("-") in known for option in named)
         assert any("frame" in option for option in named) == ("frames" in shape and "wan" in model)
-
-
-@pytest.mark.parametrize(("name", "options"), [
-    # Its noise scheduler is DDPM's where it is left out (toolkit/config_modules.py 377).
-    ("ai-toolkit", {"train.noise_scheduler", "train.cache_text_embeddings"}),
-    # Else T5 takes 9 GiB beside Flux that no plan without --also counts.
-    ("sd-scripts", {"--cache_latents", "--cache_text_encoder_outputs"}),
-    ("finetrainers", {"--enable_precomputation"}),
-    ("diffusers", {"--cache_latents"}), ("diffsynth-studio", {"--task"}),
-])  # fmt: skip
-def test_encoders_leave_the_device_and_flow_models_train_by_flow(name, options):
-    made = trainers.translated(name, asked("single+bf16_pure+lora", "flux-dev"), "a.yaml")
-    assert made.options.keys() >= options
-    assert made.options.get("train.noise_scheduler", "flowmatch") == "flowmatch"

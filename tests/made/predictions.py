@@ -18,6 +18,10 @@ KIB, MIB, GIB = 2**10, 2**20, 2**30
 XL = Spec(
     recipe="ddp", model="DiT-XL/2", data="synthetic", global_batch=256, processes=8, device="cuda"
 )
+FLUX = Spec(
+    recipe="single+bf16_pure+lora:rank=16", model="flux-dev", objective="flow", data="synthetic",
+    global_batch=1, device="cuda", ema=0.0,
+)  # fmt: skip
 
 
 def asked(recipe: str, **change):

@@ -1,4 +1,5 @@
-"""Predictions of a calibrated card: its own rates, what stands beside, and its own uncertainty."""
+"""Times of a card by its typical or calibrated figures, and over several machines; what stands
+beside, and a calibration's own uncertainty."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ import pytest
 from harness import cli
 from harness.planner import overhead, uncertainty, verdict
 from harness.planner.calibration import store
+from harness.planner.plan.candidates import on_nodes
 from harness.planner.speed import rates, roofline
 from harness.planner.speed.roofline import SPREAD
 from harness.prediction import Work
@@ -103,14 +105,6 @@ def test_processes_share_a_cpu_and_hide_nothing_behind_it():
     assert roofline.seconds([busy, sent], cpu, 2).communication > 0.01
     gpu = cards.find("A100-80GB")
     assert roofline.seconds([busy, sent], gpu, 2).communication == 0
-
-
-def test_streamed_copies_take_the_time_that_computation_does_not_hide():
-    gpu, copied = cards.find("A100-80GB"), work("streamed", bytes=10**9, phase="backward")
-    busy = work("product", flops=10**13, dtype="float32", phase="backward")
-    assert roofline.seconds([busy, copied], gpu, 1).offload == 0
-    alone = roofline.seconds([copied], gpu, 1).offload
-    assert alone == pytest.approx(10**9 / gpu.host_bandwidth, rel=0.01)
 
 
 def test_a_drive_is_as_fast_as_data_sheets_of_pcie_3_and_4_say():
@@ -217,3 +211,68 @@ def test_rows_that_only_wait_for_others_do_not_set_the_pace_of_computing():
     waits = row("ddp", 9.0, 1.0, communication=1.0, processes=2)
     found = card(made(rows=[*rows(), waits])).calibrated.fitted
     assert found.factors["compute"] == pytest.approx(1.25)
+
+
+# ---- several machines ----
+
+CARD = cards.find("A100-80GB")
+
+
+def sent(on, gpus: int, kind: str = "collective", **more) -> float:
+    """Seconds of a GB that all send, unless ``more`` says otherwise."""
+    return one(kind, gpus, on, **{"phase": "backward", "bytes": 10**9, **more}).communication
+
+
+def taken(gpus: int, nodes: int | None) -> float:
+    return sent(on_nodes(CARD, gpus, nodes), gpus)
+
+
+def test_gpus_of_one_machine_do_not_take_the_network():
+    near, far = (10**9 * 15 / 16 / rate for rate in (CARD.link_bandwidth, CARD.network_bandwidth))
+    assert near < 0.9 * far
+    assert taken(16, 1) == pytest.approx(near, rel=0.02)
+    assert taken(16, 2) == taken(16, None) == pytest.approx(far, rel=0.02)
+    assert taken(16, 2) < taken(16, 16) == pytest.approx(far, rel=0.03)
+    assert taken(4, 2) > taken(4, 1) == taken(4, None)
+
+
+def test_gpus_that_nvlink_joins_beyond_a_machine_do_not_take_the_network():
+    card = dataclasses.replace(cards.find("GB200"), network_bandwidth=90e9)
+
+    def bandwidth(gpus: int) -> float:
+        return 10**9 * (gpus - 1) / gpus / (sent(card, gpus) - rates.COLLECTIVE)
+
+    assert (card.node, card.domain) == (4, 72)
+    assert bandwidth(4) == pytest.approx(card.link_bandwidth, rel=0.02)
+    assert bandwidth(72) == pytest.approx(card.link_bandwidth, rel=0.02)
+    assert bandwidth(144) == pytest.approx(90e9, rel=0.02)
+    assert card.host_bytes(72) == 4 * card.host_share, "memory is of a machine"
+
+
+def test_a_collective_of_512_ranks_waits_for_each_of_them():
+    """NCCL's model of a ring over 64 nodes of 8, by its source: 1.9 and 4 microseconds a rank."""
+    card = cards.find("MI300X")
+    within = sent(card, 8, bytes=8)
+    assert within == pytest.approx(rates.COLLECTIVE, rel=0.01)
+    ring = sent(card, 512, bytes=8) - within
+    assert ring == pytest.approx(440 * 1.9e-6 + 64 * 4e-6, rel=0.01)
+    busy = work("product", phase="backward", flops=int(10 * 0.5 * 1307e12))  # for ten seconds
+    gathers = [work(kind, phase="backward", bytes=3 * 10**8, count=100)
+               for kind in ("collective", "overlapped")]  # fmt: skip
+    shown, hidden = (roofline.seconds([busy, one], card, 512).communication for one in gathers)
+    assert hidden == 0 and shown > 0.15, "overlap is what the engine's launch file says"
+
+
+def test_rings_of_ranks_that_are_a_node_apart_share_its_network():
+    """HSDP on 8 nodes: eight rings, each of a share of the gradients, use the rails at once."""
+    eight = sent(CARD, 64, group=8, stride=8, bytes=10**9 // 8)
+    assert eight == pytest.approx(sent(CARD, 64, group=64), rel=0.15)
+    assert sent(CARD, 64, group=8, stride=1, bytes=10**9 // 8) < 0.2 * eight
+
+
+def test_a_network_of_the_users_own_counts():
+    for wrong in (0.0, -3.0, float("nan"), float("inf")):
+        with pytest.raises(BadInput, match="give --network GB/s above 0"):
+            rates.with_network(CARD, wrong)
+    found = rates.with_network(CARD, 7.0)
+    assert found.network_bandwidth == 7e9 and found.network_told == "as given"

@@ -17,11 +17,11 @@ from tests.made.predictions import GIB, asked, prediction
 EVERY = {"flash", "efficient", "math", "cudnn"}
 
 
-@pytest.mark.parametrize(("card", "kind"), [
-    ("T4", "efficient"), ("A100-40GB", "flash"), ("H100-80GB", "cudnn"), ("MI300X", "flash"),
-])  # fmt: skip
-def test_a_card_s_attention(card, kind):
-    assert preferred(cards.find(card).capability) == kind
+def test_a_card_s_attention_is_by_its_capability_or_what_torch_took_there():
+    kinds = {"T4": "efficient", "A100-40GB": "flash", "H100-80GB": "cudnn", "MI300X": "flash"}
+    assert {card: preferred(cards.find(card).capability) for card in kinds} == kinds
+    took = {"attention": {"float16": "CUDNN_ATTENTION"}}
+    assert (overhead.taken(took), overhead.taken({})) == ("cudnn", "flash")
 
 
 @pytest.mark.parametrize(("name", "card"), [
@@ -170,10 +170,3 @@ def test_a_card_without_bfloat16_is_offered_float16(card, words, old, monkeypatc
     parts = {part for recipe in tried for part in recipe.split("+")}
     assert ("fp16" in parts, bool(parts & {"bf16", "bf16_pure"})) == (old, not old)
     assert "bf16" not in text if old else "fp16" not in text
-
-
-def test_a_measured_row_is_predicted_by_what_torch_took_there():
-    for kind in ("cudnn", "flash", "efficient"):
-        backend = f"{kind.upper()}_ATTENTION"
-        assert overhead.taken({"attention": {"float16": backend}}) == kind
-    assert overhead.taken({}) == "flash"

@@ -5,9 +5,7 @@ The rule of the answer is written here a second time, and reads recipes by their
 
 from __future__ import annotations
 
-import argparse
 import functools
-import itertools
 import json
 import re
 
@@ -15,20 +13,17 @@ import pytest
 
 from harness import cli
 from harness.planner import explore, pool, verdict
-from harness.planner.explore import Option, Point, Search, best_of, dominates, option_of, search
-from harness.planner.plan.candidates import asked_for
-from harness.planner.plan.command import add_arguments
+from harness.planner.explore import Point, best_of, dominates, option_of, search
 from harness.planner.plan.tracing import known
 from harness.planner.verdict import Fit
 from harness.prediction import Prediction
 from harness.resolve import Resolved
 from harness.system import cards
 from strategies.base import Slot
+from tests import refill
 from tests.made.lattices import FLUX, predicted, rows_of
 from tests.made.predictions import GIB, made_up
 
-FEW = 0.2
-"""Most predictions of a search, over the recipes of its lattice: each is a trace."""
 SIZES = (6, 12, 16, 24, 40, 80, 400)
 PLAN = ["plan", "--model", "flux-dev", "--gpu-memory"]
 
@@ -73,11 +68,6 @@ def taken(fit: Fit) -> bool:
     return not RARE.search(fit.label) and not (alone and "_offload" in fit.label)
 
 
-def options_of(fits: list[Fit]) -> list[Option]:
-    """The fits that have a need and a time, as options."""
-    return [option_of(fit) for fit in fits if fit.need_bytes is not None and fit.seconds]
-
-
 def fault(answer: Fit | None, every: list[Fit]) -> str:
     """Return how the rule, or a recipe that dominates it, contradicts an answer."""
     sure = [fit for fit in every if fit.most_bytes <= fit.gpu.memory_bytes
@@ -112,41 +102,27 @@ def fault(answer: Fit | None, every: list[Fit]) -> str:
     return "slow" if answer in alike and time > (1.1 + OFF) * least else ""
 
 
-def hold(rows: list[Resolved], asked: Asked) -> list[Search]:
-    """Hold both answers of a search to all recipes."""
-    fits, proofs = search(rows, asked.gpu, asked)
-    assert len(asked.names) == len(set(asked.names)) == len(fits)
-    everything = Asked(asked.gpu, asked.predict)(rows)
-    for proof in proofs:
-        every = [fit for fit in everything if Point(fit.resolved).adapted == proof.adapters]
-        best = next((fit for fit in every if proof.best and fit.label == proof.best.label), None)
-        assert fault(best, every) == "", best and best.label
-    return proofs
-
-
 @pytest.mark.parametrize("tokens", [0.3, 1.0])
 @pytest.mark.parametrize("gpus", [1, 8])
 @pytest.mark.parametrize("size", SIZES)
 def test_no_recipe_of_the_lattice_dominates_the_answer(size, gpus, tokens):
     asked = Asked(cards.of_size(size * GIB), functools.partial(predicted, tokens=tokens))
     rows = rows_of(FLUX, gpus)
-    hold(rows, asked)
-    assert len(asked.names) <= FEW * len(rows), asked.names
+    fits, proofs = search(rows, asked.gpu, asked)
+    assert len(asked.names) == len(set(asked.names)) == len(fits) < len(rows)
+    everything = asked(rows)
+    for proof in proofs:
+        every = [fit for fit in everything if Point(fit.resolved).adapted == proof.adapters]
+        best = next((fit for fit in every if proof.best and fit.label == proof.best.label), None)
+        assert fault(best, every) == "", best and best.label
 
 
-def every(size: int, tokens: float = 0.3, gpus: int = 1) -> list[Fit]:
-    """All recipes with adapters, judged."""
-    asked = Asked(cards.of_size(size * GIB), functools.partial(predicted, tokens=tokens))
-    fits = asked(rows_of(FLUX, gpus))
+def every(size: int) -> list[Fit]:
+    """All recipes with adapters on one GPU, judged."""
+    fits = Asked(cards.of_size(size * GIB), functools.partial(predicted, tokens=0.3))(
+        rows_of(FLUX, 1)
+    )
     return [fit for fit in fits if Point(fit.resolved).adapted]
-
-
-@pytest.mark.parametrize("size", SIZES)
-def test_the_rule_itself_is_that_of_the_names(size):
-    for tokens, gpus in itertools.product((0.3, 1.0), (1, 8)):
-        fits = every(size, tokens, gpus)
-        found = best_of(options_of(fits))
-        assert fault(found and found.fit, fits) == ""
 
 
 def test_a_wrong_answer_is_noticed():
@@ -171,19 +147,14 @@ def test_what_dominates_needs_no_more_takes_no_longer_and_is_as_exact():
     assert best_of([plain, lean]) is lean
 
 
-def test_other_heads_are_better_in_what_they_say():
+def test_other_heads_are_better_in_what_they_say_and_each_better_row_has_its_reason():
     fits = every(24)
-    best = best_of(options_of(fits)).fit
+    best = best_of([option_of(fit) for fit in fits]).fit
     heads = explore.headed(fits, best)
     sure = [fit for fit in fits if fit.fits]
     assert heads["least memory"].need_bytes == min(fit.need_bytes for fit in sure)
     assert heads["fastest"].seconds.total == min(fit.seconds.total for fit in sure)
     assert "exact" not in heads and bits(best.label) == 0
-
-
-def test_every_faster_or_smaller_row_has_its_reason():
-    fits = every(24)
-    best = best_of(options_of(fits)).fit
     said = {fit.label: explore.reason(fit, best) for fit in fits if fit.may_fit}
     for fit in fits:
         better = fit.need_bytes < best.need_bytes or fit.seconds.total < best.seconds.total
@@ -202,10 +173,8 @@ RECORDED = ["flux-dev RTX-4090 1", "ltx-2 H100-80GB 1", "ltx-2 RTX-4090 1", "kre
 @pytest.mark.parametrize("question", RECORDED)
 def test_no_recorded_recipe_dominates_the_answer_of_a_plan(question, monkeypatch, tmp_path):
     monkeypatch.undo()
-    parser = argparse.ArgumentParser()
-    add_arguments(parser)
     model, card, gpus = question.split()
-    asked = asked_for(parser.parse_args(["--model", model, "--gpu", card, "--gpus", gpus]))
+    asked = refill.asked(f"--model {model} --gpu {card} --gpus {gpus}")
     shipped = {str(row.recipe): known(row, asked.gpu, recorded=True) for row in asked.resolved}
     _, proofs = search(asked.resolved, asked.gpu, Asked(asked.gpu, None),
                        lambda row: shipped[str(row.recipe)])  # fmt: skip
@@ -284,20 +253,18 @@ def test_a_plan_in_which_nothing_fits_shows_by_how_much(capsys, monkeypatch):
     assert said.count("nearest of those predicted: ") == 2
 
 
-@pytest.mark.parametrize("gib", [24, 80])
-def test_the_largest_batch_is_that_of_the_plan_s_answers(gib, monkeypatch, tmp_path):
+def test_the_largest_batch_is_that_of_the_plan_s_answers(monkeypatch, tmp_path):
     """Activations are in proportion to the micro batch."""
     made_up(monkeypatch, lambda row: predicted(row, 0.3 * row.micro_batch))
     file = tmp_path / "plan.json"
-    words = [*PLAN, f"{gib}GiB", "--json", str(file)]
+    words = [*PLAN, "80GiB", "--json", str(file)]
     assert cli.main(words) == 0
     answers = [one["answer"] for one in json.loads(file.read_text())["searches"]]
     assert cli.main([*words, "--largest", "batch", "--force"]) == 0
-    found, gpu = json.loads(file.read_text()), cards.of_size(gib * GIB)
-    assert [row["recipe"] for row in found["rows"]][: len(answers)] == [a for a in answers if a]
-    for row in found["rows"]:
+    rows, gpu = json.loads(file.read_text())["rows"], cards.of_size(80 * GIB)
+    assert [row["recipe"] for row in rows][: len(answers)] == answers
+    for row in rows:
         (one,) = [r for r in rows_of(FLUX, 1) if str(r.recipe) == row["recipe"]]
-        size = row["fits"]["micro_batch"] if row["fits"] else 0
-        fits = [verdict.judge(one, predicted(one, 0.3 * batch), gpu).fits
-                for batch in (size, size + 1) if batch]  # fmt: skip
-        assert fits[-1] is False and all(fits[:-1])
+        size = row["fits"]["micro_batch"]
+        fits = [verdict.judge(one, predicted(one, 0.3 * n), gpu).fits for n in (size, size + 1)]
+        assert fits == [True, False]

@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-import argparse
+import dataclasses
 import json
+import shlex
 
 import pytest
 
 from harness import cli
 from harness.planner import pool, uncertainty
-from harness.planner.plan.candidates import asked_for
-from harness.planner.plan.command import add_arguments
 from harness.prediction import Prediction
 from harness.resolve import Resolved
 from harness.spec import Spec
 from harness.subjects.library import families
+from tests import refill
+from tests.made.predictions import FLUX as LORA
 from tests.made.predictions import GIB, made_up
 from tests.made.publics import MINIATURES
 
 pytestmark = pytest.mark.usefixtures("sure")
 
-FLUX = Spec(
-    recipe="single+bf16_pure+lora:rank=16+checkpoint", model="flux-dev", objective="flow", ema=0.0,
-    data="synthetic", global_batch=1, processes=1, device="cuda",
-)  # fmt: skip
+FLUX = dataclasses.replace(LORA, recipe=f"{LORA.recipe}+checkpoint")
 
 
 def need(row: Resolved) -> float:
@@ -86,15 +84,11 @@ def test_a_guard_lets_nothing_by_that_nobody_can_say(world, capsys):
     world.add(FLUX.recipe)
     assert plan("48GiB", FLUX.recipe, "--check") == 1
     assert capsys.readouterr().out == f"not predicted: {FLUX.recipe}: hooks\n"
+    assert plan("48GiB", FLUX.recipe) == 1, "a plan without any number is no success"
+    assert "Nothing could be predicted" in capsys.readouterr().out
     words = ["plan", "--model", "flux-dev", "--gpu", "V100-32GB", "--recipes", "single+bf16"]
     assert cli.main([*words, "--check"]) == 1
     assert capsys.readouterr().out.startswith("cannot run: single+bf16: ")
-
-
-def test_a_plan_without_any_number_is_no_success(world, capsys):
-    world.add(FLUX.recipe)
-    assert plan("48GiB", FLUX.recipe) == 1
-    assert "Nothing could be predicted" in capsys.readouterr().out
 
 
 # ---- advice ----
@@ -149,16 +143,18 @@ def test_encoders_are_offered_and_counted(world, capsys):
 # ---- names as people type them ----
 
 
-@pytest.mark.parametrize(("words", "model", "recipe"), [
-    (["--model", "dit-b/4", "--recipes", "ZeRO-3+half"], "DiT-B/4", "zero3+fp16"),
-    (["--model", "FLUX.1-dev", "--recipes", "gradient_checkpointing"], "flux-dev",
-     "single+checkpoint"),
+def spec_of(*words: str) -> Spec:
+    """The spec of a plan's first row."""
+    return refill.asked(shlex.join(["--gpu", "rtx 4090", *words])).resolved[0].spec
+
+
+@pytest.mark.parametrize(("model", "recipe", "meant"), [
+    ("dit-b/4", "ZeRO-3+half", ("DiT-B/4", "zero3+fp16")),
+    ("FLUX.1-dev", "gradient_checkpointing", ("flux-dev", "single+checkpoint")),
 ])  # fmt: skip
-def test_other_spellings_are_the_same_question(words, model, recipe):
-    parser = argparse.ArgumentParser()
-    add_arguments(parser)
-    row = asked_for(parser.parse_args([*words, "--gpus", "1", "--gpu", "rtx 4090"])).resolved[0]
-    assert (row.spec.model, row.spec.recipe) == (model, recipe)
+def test_other_spellings_are_the_same_question(model, recipe, meant):
+    spec = spec_of("--gpus", "1", "--model", model, "--recipes", recipe)
+    assert (spec.model, spec.recipe) == meant
 
 
 SPELT = {
@@ -171,13 +167,9 @@ SPELT = {
 @pytest.mark.parametrize("model", SPELT)
 def test_the_usual_size_spelt_out_is_the_same_question(model):
     """A spelt-out size was traced anew for a minute, and ``plan --from`` gives each size so."""
-    parser = argparse.ArgumentParser()
-    add_arguments(parser)
-    usual = ["--model", model, "--gpu", "RTX-4090", "--recipes", "single+bf16"]
-    made = []
-    for more in ([], SPELT[model], [*SPELT[model], "--resolution", "512"]):
-        made.append(asked_for(parser.parse_args([*usual, *more])).resolved[0].spec)
-    assert made[0] == made[1] and made[2].resolution == "512"
+    usual = ["--model", model, "--recipes", "single+bf16"]
+    assert spec_of(*usual) == spec_of(*usual, *SPELT[model])
+    assert spec_of(*usual, *SPELT[model], "--resolution", "512").resolution == "512"
 
 
 def test_every_preset_is_found_by_its_names_on_the_hub():
@@ -190,37 +182,26 @@ def test_every_preset_is_found_by_its_names_on_the_hub():
 
 # ---- several numbers of GPUs, and several resolutions ----
 
-SMALL = ["--model", "DiT-T/4", "--gpu", "H100-80GB"]
 
-
-@pytest.fixture
-def told(tmp_path, monkeypatch):
-    """Plan, and return the rows as data. A need is the samples of a GPU, and the ranks, in GiB."""
-
+def test_each_row_is_the_plan_of_its_number_and_one_that_cannot_be_is_told(
+    tmp_path, monkeypatch, capsys
+):
     def rows(*words: str) -> list[dict]:
-        file = tmp_path / "told.json"
-        assert cli.main(["plan", *SMALL, *words, "--json", str(file)]) == 0
-        return json.loads(file.read_text())["rows"]
+        asked = ["--model", "DiT-T/4", "--gpu", "H100-80GB", "--recipes", "ddp", *words]
+        assert cli.main(["plan", *asked, "--json", str(tmp_path / "told.json")]) == 0
+        return json.loads((tmp_path / "told.json").read_text())["rows"]
 
     made_up(monkeypatch, lambda row: 5 + row.spec.processes / 1024)
-    return rows
-
-
-def test_each_row_is_the_plan_of_its_number(told, capsys):
-    several = told("--recipes", "ddp", "--gpus", "8", "1024", "1")
+    several = rows("--gpus", "8", "1024", "1")
     text = " ".join(capsys.readouterr().out.split())
     assert "Nothing above eight GPUs was ever compared with a measurement" in text
     asked = [(row["gpus"], row["recipe"], row["global_batch"]) for row in several]
     assert asked == [(1, "single", 32), (8, "ddp", 256), (1024, "ddp", 32 * 1024)]
     for row in several:
-        (alone,) = told("--recipes", "ddp", "--gpus", str(row["gpus"]))
+        (alone,) = rows("--gpus", str(row["gpus"]))
         assert alone == {name: row[name] for name in alone}
     assert len({row["need_bytes"] for row in several}) == 3
-
-
-def test_a_number_that_cannot_be_is_told_and_the_others_are_planned(told, capsys):
-    words = ["--recipes", "ddp", "--global-batch", "8", "--gpus", "3", "8"]
-    first, second = told(*words)
+    first, second = rows("--global-batch", "8", "--gpus", "3", "8")
     assert "3 GPUs: global_batch 8 does not divide" in " ".join(capsys.readouterr().out.split())
     assert first["refused"] and (second["gpus"], second["recipe"]) == (8, "ddp")
 

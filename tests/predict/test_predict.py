@@ -15,7 +15,6 @@ from harness import cli
 from harness.json_files import BadFile
 from harness.memory.record import (
     CATEGORIES,
-    Instant,
     Record,
     Storage,
     as_measured,
@@ -35,12 +34,8 @@ from tests.made.predictions import GIB, MIB, asked, made_up, prediction
 # ---- the allocator ----
 
 
-@pytest.mark.parametrize(
-    ("size", "taken"),
-    [(0, 0), (1, 1), (3, 4), (4096, 4096), (4097, 8192), (9 * MIB, 16 * MIB), (GIB, GIB)],
-)
-def test_pinned_blocks_are_powers_of_two(size, taken):
-    assert pinned_block(size) == taken
+def test_pinned_blocks_are_powers_of_two():
+    assert [pinned_block(size) for size in (0, 1, 4096, 4097)] == [0, 1, 4096, 8192]
 
 
 # sizes allocated in order -> (allocated, reserved), by hand from the rules in allocator.py
@@ -88,31 +83,26 @@ def test_under_a_limit_cache_is_returned_before_it_fails():
 
 
 def test_the_peak_names_its_instant_and_what_lived():
-    """Weights of 100, an activation of 50 kept for backward, a temporary of 70 freed in forward."""
+    """Weights of 100, an activation of 50 kept for backward, a temporary of 70 freed in forward,
+    and a bucket of 30, which a run's own trace calls gradients or workspace."""
     blocks = [
         Storage(100, "device", "prepare", "a", "x:1", "parameters"),
         Storage(50, "device", "forward", "b", "x:2", None, "backward"),
         Storage(70, "device", "forward", "c", "x:3", None, "forward"),
         Storage(999, "host", "forward", "d", "x:4"),
+        Storage(30, "device", "prepare", "e", "x:5", "buckets"),
     ]
-    events = [(1, 0), (1, 1), (1, 2), (1, 3), (-1, 2), (-1, 1)]
-    record = Record(blocks, events, [(0, "prepare"), (1, "forward"), (5, "backward")])
+    events = [(1, 0), (1, 4), (1, 1), (1, 2), (1, 3), (-1, 2), (-1, 1)]
+    record = Record(blocks, events, [(0, "prepare"), (2, "forward"), (6, "backward")])
     found = peak(record, "device")
-    assert (found.bytes, found.phase, found.op, found.site) == (220, "forward", "c", "x:3")
-    lived = {"parameters": 100, "activations": 50, "temporaries": 70}
+    assert (found.bytes, found.phase, found.op, found.site) == (250, "forward", "c", "x:3")
+    lived = {"parameters": 100, "activations": 50, "temporaries": 70, "buckets": 30}
     assert found.categories == {**dict.fromkeys(CATEGORIES, 0), **lived}
-    assert as_measured(found, "workspace").workspace == 70
-    assert phase_peaks(record, "device") == {"prepare": 100, "forward": 220, "backward": 100}
+    for kind, gradients, workspace in (("gradients", 30, 70), ("workspace", 0, 100)):
+        run = as_measured(found, kind)
+        assert (run.gradients, run.workspace, run.total) == (gradients, workspace, 250)
+    assert phase_peaks(record, "device") == {"prepare": 130, "forward": 250, "backward": 130}
     assert (peak(record, "host").bytes, peak(record, "nowhere").bytes) == (999, 0)
-
-
-@pytest.mark.parametrize(("kind", "gradients", "workspace"), [("gradients", 8, 1),
-                                                              ("workspace", 3, 6)])  # fmt: skip
-def test_buckets_are_what_a_run_s_own_trace_calls_them(kind, gradients, workspace):
-    sums = {**dict.fromkeys(CATEGORIES, 0), "gradients": 3, "buckets": 5, "temporaries": 1}
-    instant = Instant(bytes=9, phase="backward", op="", site="", categories=sums, held=[])
-    found = as_measured(instant, kind)
-    assert (found.gradients, found.workspace, found.total) == (gradients, workspace, 9)
 
 
 # ---- cards, time and fits ----
@@ -206,36 +196,6 @@ def test_a_faster_recipe_that_may_fit_is_named_and_is_not_the_answer():
     assert answer([close])[0].startswith("None is sure to fit. Fastest that may: ddp")
 
 
-def test_time_is_the_slower_of_flops_and_bytes():
-    card = cards.find("A100-80GB")
-    busy = Work(phase="forward", kind="product", dtype="bfloat16", flops=10**12, bytes=1, count=3)
-    wide = dataclasses.replace(busy, kind="memory", flops=0, bytes=2 * 10**9, count=1)
-    tiny = dataclasses.replace(wide, bytes=8)
-    assert roofline.seconds([busy], card, 1).compute == pytest.approx(3e12 / (0.74 * 312e12))
-    assert roofline.seconds([wide], card, 1).compute == pytest.approx(2e9 / (0.8 * 2039e9))
-    assert roofline.seconds([tiny], card, 1).compute == pytest.approx(rates.LAUNCH)
-    sent = dataclasses.replace(wide, kind="collective")
-    alone = roofline.seconds([sent], card, 1).communication
-    assert alone < 1e-4 < roofline.seconds([sent], card, 8).communication
-    both = roofline.seconds([busy, sent], card, 8)
-    assert both.total == pytest.approx(both.compute + both.communication)
-    assert both.low < 0.8 * both.total and both.high > 1.5 * both.total
-
-
-def test_the_host_issues_each_operation_and_may_be_slow():
-    card, count = cards.find("H100-80GB"), 10_000
-    small = Work(phase="forward", kind="memory", dtype="", flops=0, bytes=8, count=count)
-    found = roofline.seconds([small], card, 1)
-    assert found.compute == pytest.approx(count * rates.LAUNCH)
-    assert found.total == pytest.approx(count * rates.ISSUE)
-    large = dataclasses.replace(small, kind="product", dtype="bfloat16", flops=10**12)
-    hidden = roofline.seconds([large], card, 1)
-    assert hidden.overhead == 0, "the device is the later"
-    reach = uncertainty.reach()
-    for one in (found, hidden):
-        assert (one.low, one.high) == pytest.approx((reach.low * one.total, reach.high * one.total))
-
-
 @pytest.mark.parametrize(("model", "kernel"), [("flux-dev", "cudnn"), ("flux-dev", "flash"),
                                                ("DiT-XL/2", "cudnn")])  # fmt: skip
 def test_a_plan_for_flux_warns_of_the_kernel_in_which_it_failed(model, kernel):
@@ -247,8 +207,6 @@ def test_a_plan_for_flux_warns_of_the_kernel_in_which_it_failed(model, kernel):
 
 @pytest.mark.parametrize(("device", "name"), [
     ("NVIDIA A100-SXM4-80GB", "A100-80GB"), ("NVIDIA A100-PCIE-40GB", "A100-40GB"),
-    ("NVIDIA H100 80GB HBM3", "H100-80GB"), ("NVIDIA GH200 480GB", "GH200-96GB"),
-    ("NVIDIA GeForce RTX 4070 Ti SUPER", "RTX-4070-Ti-Super"),
     ("NVIDIA GeForce RTX 4070 Laptop GPU", None),
     ("NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition", None), ("NVIDIA H200 NVL", None),
     ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", None), ("cpu", None),
@@ -342,7 +300,6 @@ REFUSED = {
     "--gpu RTX-3060,RTX-3060,RTX-4060-Ti-8GB":
         "give --gpus 3 --gpu RTX-4060-Ti-8GB, or without the smallest --gpus 2 --gpu RTX-3060",
     "--gpu-memory '24GiB, 12GiB'": "give --gpus 2 --gpu-memory 12GiB",
-    "--gpu-memory lots": "gpu-memory is 'lots'; write a size as in 24GiB",
     f"{L4} --host-memory lots": "host-memory is 'lots'; write a size",
     "--cpu --host-memory 64GiB": "host-memory is 64GiB, but --cpu plans for",
     "": "one of the arguments --gpu --gpu-memory --cpu is required",
@@ -356,7 +313,6 @@ REFUSED = {
     f"{L4} --recipes zero2_offload+adamw:impl=foreach": "the engine's own CPU Adam",
     f"{L4} --resolution 250": "multiples of 16",
     f"{FLUX} --resolution 64,huge": "resolution has 'huge'; write pixels, as 512,1024",
-    f"{FLUX} --resolution 64,100,128": "resolution is 100",
     f"{L4} --resolution 256,512": "--resolution 512",
     f"{L4} --check": "--check takes one recipe, and none is named; give --recipes RECIPE",
     f"{L4} --advise --recipes ddp zero2": "--advise takes one recipe, and 2 are named",
@@ -437,18 +393,12 @@ def judged(size: float) -> list[verdict.Fit]:
     return [verdict.judge(row, eager.told(row, made(size)), RTX) for row in rows]
 
 
-def test_the_eager_row_is_the_recipe_without_compile():
-    row = asked("zero2+bf16+checkpoint+compile:mode=reduce-overhead")
-    plain = asked("zero2+bf16+checkpoint")
-    assert eager.of(row).spec == plain.spec and eager.of(plain) is plain
-
-
 def test_a_compiled_row_is_found_where_its_eager_row_was_kept(tmp_path):
     plain, row = (asked(recipe) for recipe in PAIR)
     pool._keep(made(5), pool.path_of(plain, tmp_path))
-    assert pool.cached(row, tmp_path) == eager.told(row, pool.cached(plain, tmp_path))
     (found,) = pool.predict_all([row], tmp_path)
     assert found.recipe == str(row.recipe) and found.notes[0] == eager.NOTE
+    assert found.reserved == 5 * GIB
 
 
 def test_its_figures_are_the_eager_row_s_and_its_lower_ends_are_lower():

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 from collections.abc import Callable
 
 import pytest
+from conftest import launchable
 from rich.console import Console
 
 from harness import cli
@@ -14,15 +16,13 @@ from harness.planner.plan.advice import print_largest
 from harness.planner.plan.command import Asked
 from harness.planner.verdict import Fit, judge
 from harness.resolve import Resolved, resolve
-from harness.spec import Spec
 from harness.system import cards
 from strategies.base import Slot
-from tests.made.predictions import GIB, asked, made_up, prediction
+from tests.made.predictions import FLUX, GIB, asked, made_up, prediction
 
 pytestmark = pytest.mark.usefixtures("sure")
 
 CARD = cards.of_size(24 * GIB)
-BESIDE = overhead.fixed_overhead(CARD, 8, "zero2").total / GIB
 
 
 def largest(
@@ -45,27 +45,6 @@ def said(one: search.Largest, what: str = "batch") -> str:
     return " ".join(console.file.getvalue().split())
 
 
-# GiB of a micro batch: in proportion; flat at first, where the optimizer's peak is the higher, then
-# steep; and in lumps, as an allocator reserves.
-NEEDS = {
-    "straight": lambda batch: 2 + 0.5 * batch,
-    "bent": lambda batch: max(6.0, 1 + 0.09 * batch + 2e-4 * batch**2),
-    "stepped": lambda batch: 2 + batch // 7 * 0.35,
-}
-
-
-@pytest.mark.parametrize("name", NEEDS)
-def test_the_largest_batch_and_its_neighbour_are_found_in_few_tries(name):
-    need = NEEDS[name]
-    true = max(b for b in range(1, 1000) if need(b) + BESIDE <= 24)
-    one, tried = largest(lambda row: need(row.micro_batch))
-    assert one.exact and one.fits.resolved.micro_batch == true
-    assert one.over.resolved.micro_batch == true + 1
-    sizes = [row.micro_batch for row in tried]
-    assert one.tried == len(sizes) == len(set(sizes)) <= search.TRIES
-    assert f"micro batch {true} " in said(one) and f"micro batch {true + 1}" in said(one)
-
-
 def test_the_ends_of_the_search_are_said():
     none, tried = largest(lambda row: 30.0)
     assert (
@@ -83,13 +62,9 @@ def test_a_tight_fit_is_marked():
     assert "micro batch 2 (tight on the GPU)" in said(one) and "micro batch 2 may fit" in said(one)
 
 
-# ---- resolution, frames, rank, resident blocks ----
+# ---- any size ----
 
-ROOM = 24 - overhead.fixed_overhead(CARD, 1).total / GIB
-VIDEO = Spec(
-    recipe="single+bf16_pure+lora:rank=16", model="wan2.1-1.3b", objective="flow", ema=0.0,
-    data="synthetic", global_batch=1, processes=1, device="cuda",
-)  # fmt: skip
+VIDEO = dataclasses.replace(FLUX, model="wan2.1-1.3b")
 
 
 def tokens(row: Resolved) -> int:
@@ -102,31 +77,41 @@ def by_rank(row: Resolved) -> float:
     return 4 + 0.05 * edits.adapter(row).rank
 
 
+# GiB of a micro batch: in proportion; flat at first, where the optimizer's peak is the higher, then
+# steep; and in lumps, as an allocator reserves.
 LADDERS = {
+    "batch": lambda row: 2 + 0.5 * row.micro_batch,
+    "batch, bent": lambda row: max(6.0, 1 + 0.09 * row.micro_batch + 2e-4 * row.micro_batch**2),
+    "batch, in lumps": lambda row: 2 + row.micro_batch // 7 * 0.35,
     "resolution": lambda row: 4 + 4e-5 * tokens(row),
     "frames": lambda row: 4 + 4e-5 * tokens(row),
     "rank": by_rank,
+    "rank, in lumps": lambda row: 4 + 0.64 * (edits.adapter(row).rank * 5 // 64),
     "resident": lambda row: 10 + 0.6 * (30 - getattr(row.recipe.in_slot(Slot.SWAP), "blocks", 0)),
-    "rank in lumps": lambda row: 4 + 0.64 * (edits.adapter(row).rank * 5 // 64),
 }
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("what", LADDERS)
-def test_the_largest_and_its_neighbour_are_found(what):
-    row, need, what = resolve(VIDEO), LADDERS[what], what.partition(" ")[0]
+@pytest.mark.parametrize("name", launchable(LADDERS, [n for n in LADDERS if "batch" in n]))
+def test_the_largest_and_its_neighbour_are_found(name):
+    need, what = LADDERS[name], name.partition(",")[0]
+    row = asked("zero2", global_batch=8) if what == "batch" else resolve(VIDEO)
     one, tried = largest(need, row, what)
     assert one.exact and one.tried == len(tried) <= search.TRIES
-    assert need(one.fits.resolved) <= ROOM < need(one.over.resolved)
+    room = 24 - overhead.fixed_overhead(CARD, row.spec.processes, row.launch.sharding).total / GIB
+    fits, over = one.fits.resolved, one.over.resolved
+    assert need(fits) <= room < need(over)
+    if what == "batch":
+        assert over.micro_batch == fits.micro_batch + 1
+        assert f"micro batch {fits.micro_batch} " in said(one)
     if what in ("resolution", "frames"):
         # What was asked for is tried first, and all else stays as it was.
         assert tokens(tried[0]) == tokens(row)
         sizes = [fields for fields, _ in row.subject.samples_up(what)]
         places = [next(i for i, fields in enumerate(sizes) if fields.items() <= vars(side).items())
-                  for side in (one.fits.resolved.spec, one.over.resolved.spec)]  # fmt: skip
+                  for side in (fits.spec, over.spec)]  # fmt: skip
         assert places[1] == places[0] + 1
-    fixed = "frames" if what == "resolution" else "height"
-    assert getattr(one.fits.resolved.subject.space, fixed) == getattr(row.subject.space, fixed)
+        fixed = "frames" if what == "resolution" else "height"
+        assert getattr(fits.subject.space, fixed) == getattr(row.subject.space, fixed)
 
 
 def test_recipes_without_a_rank_are_named_beside_those_that_have_one(monkeypatch, capsys):
@@ -135,7 +120,8 @@ def test_recipes_without_a_rank_are_named_beside_those_that_have_one(monkeypatch
     assert cli.main([*words, "--recipes", "single+bf16", "single+bf16+lora:rank=4"]) == 0
     text = " ".join(capsys.readouterr().out.split())
     assert "Largest rank: flux-dev at 1024x1024" in text
-    assert f"rank {int((ROOM - 4) / 0.05)}" in text
+    room = 24 - overhead.fixed_overhead(CARD, 1).total / GIB
+    assert f"rank {int((room - 4) / 0.05)}" in text
     assert "Encoding needs" in text, "the step is not the run"
     assert "refused single+bf16: single+bf16 has no adapters" in text
     assert cli.main([*words, "--recipes", "single+bf16"]) == 2

@@ -53,25 +53,17 @@ def within(row: Row) -> Spread | None:
 
 @dataclass(frozen=True)
 class Floor:
-    """``runs`` and ``steps``: the spreads that the rows share; ``again``: the rows that ran more
-    than once, the reference first; ``lender``: the group that it is borrowed from."""
+    """The spreads of runs and of steps that a group's rows share."""
 
     runs: Spread
     steps: Spread | None
-    again: list[Row]
-    lender: Group | None
 
 
 @functools.lru_cache(maxsize=2048)
 def own(group: Group) -> Floor | None:
     """What a group's own rows tell."""
     runs = spread(medians(row) for row in group.rows)
-    if runs is None:
-        return None
-    again = [row for row in group.rows if len(row.runs) > 1]
-    again.sort(key=lambda row: -len(row.runs))
-    again.sort(key=lambda row: row is not group.reference)
-    return Floor(runs, usual_steps(group), again, None)
+    return None if runs is None else Floor(runs, usual_steps(group))
 
 
 @functools.lru_cache(maxsize=2048)
@@ -92,7 +84,7 @@ def floor_of(group: Group) -> Floor | None:
     for other in group.results.ordered:
         lent = own(other) if (other.device, other.gpu) == (group.device, group.gpu) else None
         if lent:
-            return Floor(lent.runs, usual_steps(group) or lent.steps, lent.again, other)
+            return Floor(lent.runs, usual_steps(group) or lent.steps)
     return None
 
 

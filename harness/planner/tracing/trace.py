@@ -332,6 +332,8 @@ class Counter:
             return "transfer", "", 0, _bytes(outs)
         if self.host != self.device and devices == {self.host}:
             return "host", "", 0, size
+        if func.namespace == "bitsandbytes" and func._overloadpacket not in self.formulas:
+            self.formulas = formulas()  # a strategy has imported the library since
         formula = self.formulas.get(func._overloadpacket)
         if formula is None:
             return "memory", dtype, 0, size
