@@ -62,10 +62,9 @@ def _check_words(spec: Spec, options: argparse.Namespace) -> None:
 def _in_one_line(result: Result, folder: Path) -> str:
     """Return a result as the last line of a launch: its recipe, median step and peak."""
     steps = [max(step) for step in zip(*(r.step_seconds for r in result.ranks), strict=False)]
-    sizes = [one.allocated or 0 for rank in result.ranks for one in rank.phases.values()]
-    peak = max(sizes, default=0)
+    peaks = [one.allocated for rank in result.ranks for one in rank.phases.values()]
     told = [f"{1e3 * statistics.median(steps):.0f} ms a step"] if steps else []
-    told += [f"peak {peak / 2**30:.2f} GiB"] if peak else []
+    told += [f"peak {max(peaks) / 2**30:.2f} GiB"] if peaks else []
     failed = [check.name for check in result.audit if not check.ok]
     told += [f"audit failed: {', '.join(failed)}"] if failed else []
     return f"{result.spec.recipe}: {', '.join([*told, f'result in {folder}'])}"
@@ -97,12 +96,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         with contextlib.ExitStack() as stack:
             if spec.snapshot:
                 stack.enter_context(loop.allocator_history(options.out, reporter.rank))
-            given = (resolved, options.out, reporter)
             if spec.sampling:
-                result = sampling.measure(*given)
+                result = sampling.measure(resolved, options.out, reporter)
             else:
-                more = (training.from_options(options), options.memory_limit)
-                result = measure.measure(*given, *more, breakdown=options.anatomy)
+                more = (training.from_options(options), options.memory_limit, options.anatomy)
+                result = measure.measure(resolved, options.out, reporter, *more)
         result = nodes.share(result)
     except BaseException as error:
         nodes.exchange_failures(options.out, reporter.rank, reporter.failed(error))

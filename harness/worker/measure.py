@@ -48,7 +48,6 @@ def measure(
     reporter: Reporter,
     training: Training | None = None,
     memory_limit: int | None = None,
-    *,
     breakdown: bool = False,
 ) -> Result | None:
     """Run and measure one rank; return the result on rank 0, None on the others.

@@ -143,7 +143,7 @@ def test_weights_of_a_file_are_taken_and_others_refused(tmp_path: Path, draw_her
         draw_here(dataclasses.replace(spec, weights=str(file)))
     file.write_text("nothing")
     with pytest.raises(SpecError, match="train it anew"):
-        setup.read(dataclasses.replace(spec, weights=str(file)), subject)
+        setup.read(dataclasses.replace(spec, weights=str(file)))
 
 
 def test_an_older_result_has_nothing_drawn(tmp_path):
