@@ -118,9 +118,9 @@ def kept_whole(trained: TrainingRun) -> str:
         return watched_again(trained, lambda loss: trained.model.backward(loss))
 
 
-def observe(resolved: Any, trained: TrainingRun) -> Any:
+def observe(trained: TrainingRun) -> Any:
     """Stands in for ``collect_evidence``: its answer, and the further look after it."""
-    collected = real(resolved, trained)
+    collected = real(trained)
     pretending = pretended(trained)
     if "replicas" in trained.launch.traits:
         pretending["bfloat16 on the wire"] = in_other_types(dataclasses.replace(trained))
