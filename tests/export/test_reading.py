@@ -320,6 +320,9 @@ MEANS: dict[str, tuple[Named, dict[str, Any]]] = {
         simpletuner("auraflow", model_type="full", gradient_checkpointing_interval=2,
                     gradient_checkpointing=False),
         {"lacks": ["checkpoint"], "errs": {"interval": ["none"]}}),
+    "blocks that stay once backward had them": (
+        simpletuner("flux", gradient_checkpointing=True, musubi_blocks_to_swap=40),
+        {"lacks": ["block_swap"], "errs": {"musubi_blocks_to_swap": ["less"]}}),
     "adapter options that do nothing": (own("rank-without-type.json"), {
         "errs": {"lora_rank": ["none"]}, "has": ["+lora:rank=16"],
         "says": ["model_type full is the default"]}),

@@ -254,6 +254,12 @@ def test_what_a_trainer_cannot_express_has_no_command(name, part):
     assert ("No command: cannot express" in text) == bool(made.unplanned) != ("```" in text)
 
 
+def test_a_trainer_that_leaves_swapped_blocks_on_the_device_swaps_none():
+    """SimpleTuner, helpers/musubi_block_swap.py at bc8e6ab: a forward alone calls stream_out."""
+    row = asked("single+bf16_pure+block_swap:blocks=43+lora+checkpoint", "flux-dev")
+    assert [n for n in trainers.EXPORTED if trainers.has(n, row)] == ["onetrainer", "sd-scripts"]
+
+
 def test_a_trainer_without_a_part_is_named_with_its_nearest_recipe_that_fits():
     """By predictions that ship: no other recipe of the trainer that fits has fewer other parts."""
     parser, name = argparse.ArgumentParser(), "sd-scripts"
