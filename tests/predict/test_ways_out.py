@@ -9,7 +9,7 @@ import pytest
 import yaml
 from rich.console import Console
 
-from harness import ROOT
+from harness import ROOT, cli
 from harness.commands.progress import Predictions
 from harness.planner import pool, records, verdict
 from harness.planner.plan.answer import answer
@@ -112,6 +112,14 @@ def test_smaller_micro_batches_are_tried_where_no_recipe_fits(instead):
     assert found.resolved.recipe.accumulation == 4 and found.resolved.spec.global_batch == 256
     text = "\n".join(answer([failed("ddp")], instead("ddp")))
     assert "others tried fits; the least: " in text and "--gpus 2 4 8" in text
+
+
+def test_a_recorded_model_says_what_fits_instead_without_a_trace(monkeypatch, capsys):
+    monkeypatch.undo()
+    monkeypatch.setattr(pool, "_each", lambda *_: pytest.fail("a recipe would be traced"))
+    words = ["plan", "--model", "flux-dev", "--gpu", "RTX-4090", "--check", "--recipes"]
+    assert cli.main([*words, "single+bf16_pure+lora:rank=16"]) == 1
+    assert "; fits: single+bf16_pure+" in capsys.readouterr().out
 
 
 # ---- words ----

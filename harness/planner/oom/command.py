@@ -25,7 +25,7 @@ from harness.planner.oom import log, reading, snapshot
 from harness.planner.oom.log import Failure, Log, Numbers
 from harness.planner.oom.reading import Reading, gib
 from harness.planner.plan.advice import time_of
-from harness.planner.plan.answer import able_of, reach, tried_instead
+from harness.planner.plan.answer import fitting, reach, tried_instead
 from harness.planner.plan.answer import gib as plain
 from harness.planner.plan.candidates import asked_for
 from harness.planner.plan.request import AS_PLANNED, add_question, export_command, fit_as_json
@@ -231,7 +231,7 @@ def _tell_changes(
     asking = Asking(asked, pool.default_jobs(), Predictions(console))
     (given,) = asking.fits(asked.resolved)
     tried = asking.instead([given], given)
-    able = able_of(tried or ())
+    able = fitting(tried or ())
     if given.fits:
         lines = [
             f"Predicted to fit: {reach(given)}. The run had larger samples, other models beside it "

@@ -116,8 +116,7 @@ UNSURE = ("tight", "fits", "host")
 
 def print_largest(answers: Sequence[Largest], what: str, asked: Asked, console: Console) -> None:
     """Print a line for each recipe: the largest size that fits, and the next that does not."""
-    sizes = answers[0].sizes
-    name = sizes.named
+    sizes, name = answers[0].sizes, answers[0].sizes.named
     own = [
         Column("Recipe", lambda row: row.recipe),
         Column("Largest that fits", lambda row: _size(row.fits, name)),
@@ -192,7 +191,12 @@ def plan_largest(options: argparse.Namespace, asking: Asking, console: Console) 
         told, proofs = asking.search(rows)
         best = [proof.best or proof.nearest for proof in proofs]
         rows = [fit.resolved for fit in best if fit] or rows[:1]
-    answers = asking.largest(what, rows, told)
+    size = search.ladder(what, rows[0]).named
+
+    def ask(some: list[Resolved]) -> list[Fit]:
+        return asking.fits(some, named=lambda row: f"{row.recipe} at {size(row)}")
+
+    answers = search.search(rows, what, asked.gpu, ask, told)
     demand((fit for one in answers for fit in (one.fits, one.over)), asked.resolved, asked.gpu)
     print_largest(answers, what, asked, console)
     if options.json:

@@ -146,7 +146,7 @@ def on_host(fit: Fit) -> str:
     return f", and {gib(fit.host_bytes)} of {gib(fit.host_memory)} GiB of host memory"
 
 
-def able_of(tried: Iterable[Fit]) -> list[Fit]:
+def fitting(tried: Iterable[Fit]) -> list[Fit]:
     """Return those that fit, the fastest first."""
     able = [fit for fit in tried if fit.fits]
     return sorted(able, key=lambda fit: -(fit.samples_per_second or 0))
@@ -154,7 +154,7 @@ def able_of(tried: Iterable[Fit]) -> list[Fit]:
 
 def tried_instead(tried: Sequence[Fit] | None) -> list[str]:
     """Return the alternatives that fit, or that none does."""
-    if able := able_of(tried or ()):
+    if able := fitting(tried or ()):
         head = f"Predicted to fit instead, of {len(tried)} tried, fastest first:"
         return [head, *(f"  {_offer(fit)}" for fit in able[:NAMED]), *_export(able[0])]
     least = verdict.nearest(tried or ())
@@ -303,7 +303,7 @@ def check_line(fit: Fit, tried: Sequence[Fit] | None, before: Before | None = No
 
 def _way(tried: Sequence[Fit] | None) -> str:
     """Return the fastest alternative that fits; else the smallest need."""
-    if able := able_of(tried or ()):
+    if able := fitting(tried or ()):
         like = f" (speed assumed: {able[0].gpu.like})" if able[0].gpu.like else ""
         return f"fits: {_offer(able[0])}{like}"
     if least := verdict.nearest(tried or ()):

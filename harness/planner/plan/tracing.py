@@ -14,8 +14,6 @@ from harness.planner import edits, overhead, pool, records, verdict
 from harness.planner.explore import Search, search
 from harness.planner.plan.candidates import Asked, half_of
 from harness.planner.plan.request import words
-from harness.planner.search import Largest, ladder
-from harness.planner.search import search as search_largest
 from harness.planner.verdict import Fit
 from harness.prediction import Prediction
 from harness.resolve import Resolved, resolve
@@ -34,29 +32,45 @@ class Asking:
     progress: Predictions
     recorded: bool = False
 
-    def fits(self, rows: Sequence[Resolved], why: str = "") -> list[Fit]:
-        """Judge each row against the card; ``why`` is the purpose that the progress shows."""
+    def fits(
+        self,
+        rows: Sequence[Resolved],
+        why: str = "",
+        named: Callable[[Resolved], str] = lambda row: str(row.recipe),
+    ) -> list[Fit]:
+        """Judge each row against the card, in order. One call predicts all of them; a row that the
+        card cannot run is not predicted. Progress shows ``why``, and each row by ``named``."""
         if self.recorded:
             gpu = self.asked.gpu
             return [fit for row in rows if (fit := known(row, gpu, recorded=True))]
-
-        def named(row: Resolved) -> str:
-            """Return the recipe, and the number of GPUs if the plan's differs."""
-            usual = row.spec.processes in (1, self.asked.processes)
-            return str(row.recipe) if usual else f"{row.recipe} on {row.spec.processes} GPUs"
-
-        return self._judged(rows, named, why)
+        gpu, folder, told = self.asked.gpu, pool.default_folder(), self.progress
+        kind = overhead.preferred(gpu.capability)
+        lacks = [verdict.lack_of(row, gpu) for row in rows]
+        paths = [pool.path_of(row, folder, kind) for row in rows]
+        # Rows of one path share a prediction.
+        first = {path: row for path, row, lack in zip(paths, rows, lacks, strict=True) if not lack}
+        some, found = list(first.values()), list[Prediction]()
+        if some:
+            kept = {place for place, row in enumerate(some) if pool.cached(row, folder, kind)}
+            if not pool.traces():  # then progress has nothing to show
+                kept = set(range(len(some)))
+            with during(told, list(map(named, some)), why, kept):
+                found = pool.predict_all(some, folder, kind=kind, jobs=self.jobs, done=told.done)
+        made = dict(zip(first, found, strict=True))
+        return [
+            verdict.cannot(row, gpu, lack) if lack else verdict.judge(row, made[path], gpu)
+            for row, lack, path in zip(rows, lacks, paths, strict=True)
+        ]
 
     def search(
         self, rows: Sequence[Resolved], *, partial: bool = False, first: bool = False
     ) -> tuple[list[Fit], list[Search]]:
         """Search a lattice for its answers (``explore.search``, which has ``first``).
         ``partial``: Ctrl-C ends it with the best so far; else it ends the command."""
-        gpu = self.asked.gpu
-        alone = self.recorded or not pool.traces()
-        counts = self.recorded or pool.ships()
+        gpu, alone = self.asked.gpu, self.recorded or not pool.traces()
 
         def shipped(row: Resolved) -> Fit | None:
+            counts = self.recorded or pool.ships()
             return known(row, gpu, recorded=True) if counts else None
 
         with pool.kept_workers():
@@ -92,41 +106,6 @@ class Asking:
             less = edits.smaller(least.resolved, asked.processes)
             tried += self.fits(less, "None fits; trying smaller micro batches: ")
         return tried
-
-    def largest(
-        self, what: str, rows: Sequence[Resolved], told: Iterable[Fit] = ()
-    ) -> list[Largest]:
-        """Search for each row's largest ``what`` (a value of ``SOUGHT``); ``told``: known fits."""
-        size = ladder(what, rows[0]).named
-
-        def ask(some: list[Resolved]) -> list[Fit]:
-            return self._judged(some, lambda row: f"{row.recipe} at {size(row)}")
-
-        return search_largest(rows, what, self.asked.gpu, ask, told)
-
-    def _judged(
-        self, rows: Sequence[Resolved], named: Callable[[Resolved], str], why: str = ""
-    ) -> list[Fit]:
-        """Judge each row against the card, in order. One call predicts all of them; a row that the
-        card cannot run is not predicted. Progress shows each by the name from ``named``."""
-        gpu, folder, told = self.asked.gpu, pool.default_folder(), self.progress
-        kind = overhead.preferred(gpu.capability)
-        lacks = [verdict.lack_of(row, gpu) for row in rows]
-        paths = [pool.path_of(row, folder, kind) for row in rows]
-        # Rows of one path share a prediction.
-        first = {path: row for path, row, lack in zip(paths, rows, lacks, strict=True) if not lack}
-        some, found = list(first.values()), list[Prediction]()
-        if some:
-            kept = {place for place, row in enumerate(some) if pool.cached(row, folder, kind)}
-            if not pool.traces():  # then progress has nothing to show
-                kept = set(range(len(some)))
-            with during(told, list(map(named, some)), why, kept):
-                found = pool.predict_all(some, folder, kind=kind, jobs=self.jobs, done=told.done)
-        known = dict(zip(first, found, strict=True))
-        return [
-            verdict.cannot(row, gpu, lack) if lack else verdict.judge(row, known[path], gpu)
-            for row, lack, path in zip(rows, lacks, paths, strict=True)
-        ]
 
 
 def known(row: Resolved, gpu: Card, *, recorded: bool = False) -> Fit | None:
