@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 import pytest
 import yaml
@@ -116,7 +116,12 @@ def test_smaller_micro_batches_are_tried_where_no_recipe_fits(instead):
 
 def test_a_recorded_model_says_what_fits_instead_without_a_trace(monkeypatch, capsys):
     monkeypatch.undo()
-    monkeypatch.setattr(pool, "_each", lambda *_: pytest.fail("a recipe would be traced"))
+
+    def traced(rows: list[Resolved], *_: object) -> Iterator[None]:
+        assert not rows, "a recipe would be traced"
+        return iter(())
+
+    monkeypatch.setattr(pool, "_each", traced)
     words = ["plan", "--model", "flux-dev", "--gpu", "RTX-4090", "--check", "--recipes"]
     assert cli.main([*words, "single+bf16_pure+lora:rank=16"]) == 1
     assert "; fits: single+bf16_pure+" in capsys.readouterr().out
