@@ -94,7 +94,7 @@ def test_only_what_was_predicted_to_fit_is_named_the_fastest_first(instead):
     able = [one for one in tried if one.fits]
     work, tried = able[0].prediction.work[0], [one for one in tried if not one.fits]
     for place, one in enumerate(able):  # the last is the fastest
-        slow = seconds([dataclasses.replace(work, count=9 - place)], CARD, 8)
+        slow = seconds([dataclasses.replace(work, count=1 + len(able) - place)], CARD, 8)
         tried.append(dataclasses.replace(one, seconds=slow))
     text = answer([failed("ddp")], tried)
     assert text[2].startswith("Predicted to fit instead, of ")
