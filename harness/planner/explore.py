@@ -211,7 +211,7 @@ class Option(NamedTuple):
     ``sure``: it fits by the upper end of its range; ``may``: by the lower end. ``share``: half of
     the uncertainty of ``seconds``, relative."""
 
-    one: Point
+    point: Point
     need: float
     seconds: float
     share: float
@@ -222,7 +222,7 @@ class Option(NamedTuple):
     @property
     def order(self) -> tuple[float, int, float]:
         """Sort key of recipes that are as exact and about as fast; needs differ by ``SAME``."""
-        return self.need, len(self.one.row.recipe.strategies), self.seconds
+        return self.need, len(self.point.row.recipe.strategies), self.seconds
 
 
 def option_of(fit: Fit) -> Option:
@@ -245,9 +245,9 @@ def best_of(options: Sequence[Option]) -> Option | None:
         return None
     quick = min(able, key=lambda one: one.seconds)
     near = [one for one in able if within(one, quick)]
-    near = [one for one in near if usual(one.one.row)] or near
-    exact = min((one.one.rounding, one.one.waits) for one in near)
-    some = [one for one in near if (one.one.rounding, one.one.waits) == exact]
+    near = [one for one in near if usual(one.point.row)] or near
+    exact = min((one.point.rounding, one.point.waits) for one in near)
+    some = [one for one in near if (one.point.rounding, one.point.waits) == exact]
     least = (1 + EVEN) * min(one.seconds for one in some)
     some = [one for one in some if one.seconds <= least]
     small = (1 + SAME) * min(one.need for one in some)
@@ -272,7 +272,7 @@ def dominates(one: Option, other: Option) -> bool:
     """Return True if ``one`` is as exact, needs no more and takes no longer, and less of one."""
     less = one.need < (1 - BETTER) * other.need or one.seconds < (1 - BETTER) * other.seconds
     no_more = one.need <= other.need and one.seconds <= other.seconds
-    return less and no_more and one.one.rounding <= other.one.rounding
+    return less and no_more and one.point.rounding <= other.point.rounding
 
 
 def reason(fit: Fit, answer: Fit) -> str:
@@ -284,9 +284,9 @@ def reason(fit: Fit, answer: Fit) -> str:
         return ""
     if best.sure and not one.sure:
         return "may not fit"
-    if one.one.rounding > best.one.rounding:
-        return one.one.rounds
-    if one.one.waits > best.one.waits:
+    if one.point.rounding > best.point.rounding:
+        return one.point.rounds
+    if one.point.waits > best.point.waits:
         return "host memory"
     if not usual(fit.resolved):
         return "rare"
@@ -345,7 +345,7 @@ class Known(NamedTuple):
 
     @property
     def point(self) -> Point:
-        return self.option.one
+        return self.option.point
 
 
 class Estimates:
@@ -364,7 +364,7 @@ class Estimates:
         work = [w for w in found.work if w.phase == BUSY[0] and w.kind in KERNELS]
         forward = seconds(work, fit.gpu, fit.resolved.spec.processes, fit.label).total
         beyond = max((found.beyond.get(phase, 0) for phase in BUSY), default=0)
-        self.at[option.one.level, option.one.name] = Known(option, forward, beyond)
+        self.at[option.point.level, option.point.name] = Known(option, forward, beyond)
 
     def option(self, one: Point, favour: bool) -> Option:
         """Return an estimate; in ``favour`` it is off in favour of the recipe, as far as may be."""
@@ -453,12 +453,12 @@ def headed(fits: Sequence[Fit], best: Fit | None) -> dict[str, Fit]:
     if best is None or not able:
         return {}
     own = option_of(best)
-    exact = min(one.one.rounding for one in able)
+    exact = min(one.point.rounding for one in able)
     quick = min(able, key=lambda one: one.seconds)
     small = min(able, key=lambda one: one.need)
     found = {"fastest": quick} if quick.seconds < (1 - SAME) * own.seconds else {}
-    if exact < own.one.rounding:
-        some = [one for one in able if one.one.rounding == exact]
+    if exact < own.point.rounding:
+        some = [one for one in able if one.point.rounding == exact]
         found["exact"] = min(some, key=lambda one: one.seconds)
     if small.need < (1 - SAME) * own.need:
         found["least memory"] = small
@@ -511,13 +511,6 @@ class Search:
         found |= {head: fit.label for head, fit in self.others.items()}
         return found | {"answer": best.label if best else None}
 
-    def settle(self, fits: Sequence[Fit], *, alone: bool, first: bool) -> None:
-        """Take recorded predictions, and no others, if there are ``ENOUGH``, or with ``first`` one
-        that fits. ``alone``: there is nothing but them, as nothing can be traced."""
-        if alone or len(fits) >= ENOUGH or (first and any(fit.fits for fit in fits)):
-            self.take(fits)
-            self.recorded = True
-
     def wanted(self) -> list[Resolved]:
         """Return the rows to predict next; none if the answer is known."""
         if self.recorded or (len(self.fits) >= UNTIMED and not self.estimates.known):
@@ -561,37 +554,32 @@ class Search:
     def _next(self) -> list[Point]:
         """Return the row that may be the answer, the best by estimate; none if there is none."""
         known = self._options
-        best, winners = best_of(known), []
+        best, likely = best_of(known), list[Option]()
         for one in self.left:
             option = self.estimates.option(one, favour=True)
-            if not option.may or (best and best.sure and not option.sure):
-                continue
+            able = option.sure or (option.may and not (best and best.sure))
             # It may be the answer, or so fast that another row is.
-            if best_of([*known, option]) is not best:
-                winners.append(one)
-        if not winners:
-            return []
-        likely = [self.estimates.option(one, favour=False) for one in winners]
-        first = best_of(likely) or min(likely, key=lambda option: option.need)
-        return [first.one]
+            if able and best_of([*known, option]) is not best:
+                likely.append(self.estimates.option(one, favour=False))
+        first = best_of(likely) or min(likely, key=lambda option: option.need, default=None)
+        return [first.point] if first else []
 
     def _smallest(self) -> list[Point]:
-        """Return the row estimated to need the least, if none fits and it is not predicted."""
+        """Return the row estimated to need the least of the GPU or the host, if none fits and it is
+        not predicted; of equal ones that which keeps the least."""
         if not self.left or self.small == SMALLEST or able_of(self._options):
             return []
-        one = min(self.left, key=self.shortage)
-        known = [fit.shortage for fit in self.fits if fit.need_bytes is not None]
-        if known and min(known) <= self.shortage(one)[0]:
+
+        def shortage(one: Point) -> tuple[float, float, int]:
+            need = self.estimates.option(one, favour=False).need / self.gpu.memory_bytes
+            host = host_bytes(one, self.gpu) / self.gpu.host_bytes(one.row.spec.processes)
+            return (1 + share_of(one)) * max(need, host), one.kept, -one.swapped
+
+        least, (short, *_) = min(((one, shortage(one)) for one in self.left), key=lambda it: it[1])
+        if any(fit.need_bytes is not None and fit.shortage <= short for fit in self.fits):
             return []
         self.small += 1
-        return [one]
-
-    def shortage(self, one: Point) -> tuple[float, float, int]:
-        """Return an estimate of a need's upper end over what there is, of the GPU or the host; of
-        equal ones those that keep the least come first."""
-        need = self.estimates.option(one, favour=False).need / self.gpu.memory_bytes
-        host = host_bytes(one, self.gpu) / self.gpu.host_bytes(one.row.spec.processes)
-        return (1 + share_of(one)) * max(need, host), one.kept, -one.swapped
+        return [least]
 
 
 def search(
@@ -611,8 +599,9 @@ def search(
     kinds = [[row for row in rows if adapts(row) is frozen] for frozen in (True, False)]
     searches = [Search(some, gpu) for some in kinds if some]
     for one in searches:
-        known = (recorded(point.row) for point in one.left)  # of rows that the card can run
-        one.settle([fit for fit in known if fit], alone=alone, first=first)
+        fits = [fit for point in one.left if (fit := recorded(point.row))]
+        one.recorded = alone or len(fits) >= ENOUGH or (first and any(fit.fits for fit in fits))
+        one.take(fits if one.recorded else ())
     try:
         while asked := [(one, row) for one in searches for row in one.wanted()]:
             fits = ask([row for _, row in asked])

@@ -138,8 +138,8 @@ def test_a_wrong_answer_is_noticed():
 def test_what_dominates_needs_no_more_takes_no_longer_and_is_as_exact():
     fits = {fit.label: option_of(fit) for fit in every(80)}
     plain = fits["single+bf16_pure+lora:rank=16"]
-    lean, coarse = (plain._replace(need=0.9 * plain.need, one=one) for one in (
-        plain.one, fits["single+bf16_pure+qlora:rank=16"].one))  # fmt: skip
+    lean, coarse = (plain._replace(need=0.9 * plain.need, point=one) for one in (
+        plain.point, fits["single+bf16_pure+qlora:rank=16"].point))  # fmt: skip
     assert dominates(lean, plain) and not dominates(plain, lean)
     assert not dominates(coarse, plain), "it rounds more"
     assert not dominates(lean._replace(seconds=1.01 * plain.seconds), plain)
