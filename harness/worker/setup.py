@@ -197,12 +197,6 @@ def build_feed(resolved: Resolved, accelerator: Accelerator) -> Feed:
     )
 
 
-def build_model(resolved: Resolved) -> torch.nn.Module:
-    """Build the whole model with the spec's initial weights, float32, in host memory. A run builds
-    its model piece by piece instead (``edited_model``)."""
-    return initial.build(resolved.subject, resolved.spec.seed, resolved.spec.init)
-
-
 LIBRARIES = {
     "peft": ("peft",),
     "bitsandbytes": ("bitsandbytes",),

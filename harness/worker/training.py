@@ -25,8 +25,9 @@ from harness.launch.checkpoints import (
     terms,
 )
 from harness.subjects.objectives import guided
-from harness.worker import audit, setup
+from harness.worker import audit
 from harness.worker.loop import Run
+from strategies import initial
 from strategies.adapters import lora
 from strategies.base import BadInput, Slot
 from strategies.engine import TrainingRun
@@ -150,7 +151,7 @@ class Training:
     def _draw(self, run: Run, state: dict[str, torch.Tensor]) -> None:
         resolved, device, subject = run.resolved, run.accelerator.device, run.subject
         classes = subject.data.classes
-        module = setup.build_model(resolved)
+        module = initial.build(subject, resolved.spec.seed, resolved.spec.init)
         for part in resolved.recipe.strategies:
             if part.slot in (Slot.ADAPT, Slot.SPARSIFY):  # those change the model's structure
                 part.edit_model(module, subject)

@@ -11,11 +11,11 @@ from conftest import FLAT, TINY, launchable, observe_here, showing, weights_dige
 from safetensors.torch import load_file
 
 from harness.resolve import resolve
-from harness.worker import setup, training
+from harness.worker import training
 from harness.worker.audit import audit, collect_evidence
 from harness.worker.loop import optimizer_step
 from harness.worker.training import Training
-from strategies import parse
+from strategies import initial, parse
 from strategies.base import Slot
 from strategies.evidence.readings import bytes_of
 
@@ -233,7 +233,7 @@ def test_what_was_trained_is_saved_by_itself(text, train_here, tmp_path):
     fit.finish(run)
     trainable = sum(p.numel() for p in run.module.parameters() if p.requires_grad)
     assert file.stat().st_size < 4 * trainable + 20_000, "the frozen model is not in the file"
-    again = setup.build_model(resolved)
+    again = initial.build(resolved.subject, spec.seed, spec.init)
     resolved.recipe.in_slot(Slot.ADAPT).edit_model(again, resolved.subject)
     saved, free = load_file(file), dict(again.named_parameters())
     assert saved.keys() == {name for name, p in free.items() if p.requires_grad}

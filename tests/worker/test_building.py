@@ -24,7 +24,7 @@ from strategies.strategy import Strategy
 
 SPEC = dataclasses.replace(TINY, model="DiT-T/4:depth=8")
 RESOLVED = resolve(SPEC)
-BUILT = setup.build_model(RESOLVED)
+BUILT = initial.build(RESOLVED.subject, SPEC.seed, SPEC.init)
 WHOLE = sum(p.nbytes for p in BUILT.parameters())
 LINEARS = [name for name, part in BUILT.named_modules() if isinstance(part, nn.Linear)]
 LARGEST = max(p.nbytes for p in BUILT.parameters())
@@ -127,7 +127,7 @@ def test_a_model_built_whole_shows_in_the_peak_and_in_a_note(loaded, monkeypatch
 def test_a_subject_of_one_s_own_is_built_whole_and_says_so(loaded):
     run, _ = loaded("single+bf16_pure", STRIP)
     assert "Strip is built whole" in run.notes[0] and "Subject.draws" in run.notes[0]
-    built = setup.build_model(resolve(STRIP))
+    built = initial.build(resolve(STRIP).subject, STRIP.seed, STRIP.init)
     assert run.digest == weights_digest(built)
     for p, wanted in zip(run.module.parameters(), built.parameters(), strict=True):
         assert p.equal(wanted.bfloat16())

@@ -51,53 +51,39 @@ class Costs(TorchDispatchMode):
         out = func(*args, **kwargs)
         self.synchronize()
         seconds = time.perf_counter() - start
-        if func.namespace == "aten" and not is_free(func):
-            name = func._schema.name.partition("::")[2]
-            self._book(name, func, args, kwargs, out, seconds)
-        return out
-
-    def _book(self, name: str, func: Any, args: Any, kwargs: Any, out: Any, seconds: float) -> None:
-        key = (name, self.phase)
-        cost = self.costs.setdefault(
-            key, OpCost(op=name, phase=self.phase, calls=0, flops=0, bytes=0, seconds=0.0)
-        )
-        results = [t for t in tree_leaves(out) if isinstance(t, torch.Tensor)]
-        operands = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
+        if func.namespace != "aten" or is_free(func):
+            return out
+        name = func._schema.name.partition("::")[2]
+        new = OpCost(op=name, phase=self.phase, calls=0, flops=0, bytes=0, seconds=0.0)
+        cost = self.costs.setdefault((name, self.phase), new)
         formula = self.formulas.get(func._overloadpacket)
         cost.calls += 1
         cost.seconds += seconds
-        cost.bytes += sum(t.numel() * t.element_size() for t in (*operands, *results))
+        cost.bytes += sum(t.numel() * t.element_size() for t in _tensors((args, kwargs, out)))
         if formula is not None:
             cost.flops += formula(*args, **kwargs, out_val=out)
         else:
-            cost.flops += max(map(_elements, (*args, *kwargs.values(), out)), default=0)
-
-    def table(self) -> list[OpCost]:
-        """Return the costs, the longest first."""
-        return sorted(self.costs.values(), key=lambda cost: -cost.seconds)
+            each = (sum(t.numel() for t in _tensors(v)) for v in (*args, *kwargs.values(), out))
+            cost.flops += max(each, default=0)
+        return out
 
 
-def _elements(value: Any) -> int:
-    return sum(t.numel() for t in tree_leaves(value) if isinstance(t, torch.Tensor))
+def _tensors(value: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
 
 
-def peak_flops(device: torch.device, dtype: torch.dtype, synchronize: Callable[[], None]) -> float:
-    """Return the FLOP/s of the best of a few large matrix products: the device's real peak.
-
-    The side is 1024 on a CPU and 8192 on a GPU, which smaller products do not saturate.
-    """
+def ceilings(
+    device: torch.device, dtype: torch.dtype, synchronize: Callable[[], None]
+) -> tuple[float, float]:
+    """Return the device's real peaks: FLOP/s of a few large matrix products, and bytes per second
+    of a few large copies, of which reads and writes both count."""
     side = SIZE.get(device.type, 1024)
     a = torch.ones(side, side, device=device, dtype=dtype)
-    return 2 * side**3 / _best(lambda: a @ a, synchronize)
-
-
-def bandwidth(device: torch.device, synchronize: Callable[[], None]) -> float:
-    """Return the bytes per second of the best of a few large copies; reads and writes both
-    count."""
+    flops = 2 * side**3 / _best(lambda: a @ a, synchronize)
     size = COPY_BYTES.get(device.type, 2**27)
     source = torch.ones(size // 4, device=device)
     target = torch.empty_like(source)
-    return 2 * size / _best(lambda: target.copy_(source), synchronize)
+    return flops, 2 * size / _best(lambda: target.copy_(source), synchronize)
 
 
 def _best(work: Callable[[], Any], synchronize: Callable[[], None]) -> float:
@@ -129,6 +115,7 @@ def take(run: Any) -> MemoryBreakdown:
     with run.engine.phase_hooks(run, costs.enter), costs:
         run.step()
     dtype = getattr(torch, states.compute_dtype(run))
+    flops, bandwidth = ceilings(device, dtype, synchronize)
     spec, subject = run.resolved.spec, run.resolved.subject
     return MemoryBreakdown(
         recipe=str(run.resolved.recipe),
@@ -145,7 +132,7 @@ def take(run: Any) -> MemoryBreakdown:
         timeline=tracer.timeline(),
         lumps=tracer.lumps(),
         kept=tracer.kept(),
-        ops=costs.table()[:OPS],
-        peak_flops=peak_flops(device, dtype, synchronize),
-        bandwidth=bandwidth(device, synchronize),
+        ops=sorted(costs.costs.values(), key=lambda cost: -cost.seconds)[:OPS],
+        peak_flops=flops,
+        bandwidth=bandwidth,
     )
