@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from harness.data.feed import Dataset, check_data, folder_facts
+from harness.data.feed import Dataset, check_data
 from harness.data.latents import Folder
 from strategies.subject import DataFacts
 
@@ -88,7 +88,7 @@ class Latents(Dataset):
     """A folder of latents, read file by file, one fetch ahead of the training step."""
 
     def __init__(self, folder: Folder, device: torch.device | str) -> None:
-        self.facts, self.folder, self.device = folder_facts(folder), folder, torch.device(device)
+        self.facts, self.folder, self.device = folder.facts, folder, torch.device(device)
         self._reader = ThreadPoolExecutor(1)
         self._coming: tuple[bytes, Future[Any]] | None = None
 

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from harness.data.latents import Folder
-
 
 NAMES = ("digits", "synthetic", "latents", "vae", "vae_small")
 POOL = 256
@@ -82,7 +80,7 @@ def check_data(name: str, *, thorough: bool = True) -> DataFacts:
             raise BadInput("latents needs a folder; write latents:PATH")
         from harness.data.latents import Folder
 
-        return folder_facts(Folder(detail, thorough=thorough))
+        return Folder(detail, thorough=thorough).facts
     if kind in ("vae", "vae_small"):
         pixels = int(detail or 256) if (detail or "256").isdecimal() else 0
         if pixels % 8 or pixels < 16:
@@ -106,11 +104,6 @@ def check_data(name: str, *, thorough: bool = True) -> DataFacts:
     elif near := difflib.get_close_matches(kind, NAMES, n=1):
         hint = f"did you mean {near[0]}?"
     raise BadInput(f"unknown data {name!r}; {hint}")
-
-
-def folder_facts(folder: Folder) -> DataFacts:
-    channels, side, _ = folder.sample_shape
-    return DataFacts(len(folder), channels, side, folder.classes)
 
 
 def stamp(name: str) -> list[tuple[str, int]]:

@@ -22,6 +22,7 @@ import numpy as np
 
 from strategies.base import BadInput
 from strategies.files import open_foreign
+from strategies.subject import DataFacts
 
 CLASSES = 1000
 READERS = 8
@@ -48,8 +49,6 @@ class Folder:
     ``thorough`` reads every file's header and every label; else only the first sample's.
     """
 
-    classes = CLASSES
-
     def __init__(self, path: str, *, thorough: bool) -> None:
         self.features, self.labels = _pair_of_folders(Path(path).expanduser())
         self.names = _pair_of_listings(self.features, self.labels)
@@ -63,13 +62,8 @@ class Folder:
         for name in self.names if thorough else self.names[:1]:
             self._check_header(name)
             self._label(name)
-
-    def __len__(self) -> int:
-        return len(self.names)
-
-    @property
-    def sample_shape(self) -> tuple[int, ...]:
-        return self.header.shape[-3:]
+        channels, side, _ = shape[-3:]
+        self.facts = DataFacts(len(self.names), channels, side, CLASSES)
 
     def read(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return latents float32 [n, C, H, H] and labels int64 [n] of the samples at ``indices``.
@@ -78,7 +72,7 @@ class Folder:
             BadInput: a file is damaged, of another shape, not finite, or of no class.
         """
         names = [self.names[i] for i in indices]
-        latents = np.empty((len(names), *self.sample_shape), np.float32)
+        latents = np.empty((len(names), *self.facts.sample_shape), np.float32)
         labels = np.empty(len(names), np.int64)
 
         def read_one(place: int) -> None:
@@ -94,7 +88,7 @@ class Folder:
         header = self._check_header(name)
         flat = np.fromfile(path, header.dtype, math.prod(header.shape), offset=header.start)
         order: Any = header.order
-        values = flat.reshape(header.shape, order=order).reshape(self.sample_shape)
+        values = flat.reshape(header.shape, order=order).reshape(self.facts.sample_shape)
         if not np.isfinite(values).all():
             raise BadInput(f"{path} holds values that are not finite; extract it again")
         return values
