@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
 import sys
 from collections import Counter
@@ -36,8 +37,7 @@ class Stack:
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
-        self.names: list[str] = []
-        self._starts: list[int] = []
+        self._open: list[tuple[str, int]] = []
         self._ranges: list[tuple[int, int, str]] = []
 
     @contextlib.contextmanager
@@ -46,7 +46,8 @@ class Stack:
         handles = []
         for name, part in self.module.named_modules():
             if name:
-                handles.append(part.register_forward_pre_hook(self._entering(name), prepend=True))
+                entering = functools.partial(self._entering, name)
+                handles.append(part.register_forward_pre_hook(entering, prepend=True))
                 handles.append(part.register_forward_hook(self._left, always_call=True))
         try:
             yield self
@@ -57,27 +58,21 @@ class Stack:
     def now(self) -> str:
         """Return the running module; in backward the module whose forward created the running
         node."""
-        if self.names:
-            return self.names[-1]
+        if self._open:
+            return self._open[-1][0]
         node = torch._C._current_autograd_node()
-        return self._owner(node._sequence_nr()) if node is not None else ""
-
-    def _owner(self, number: int) -> str:
-        inside = [
-            (stop - start, name) for start, stop, name in self._ranges if start <= number < stop
-        ]
+        if node is None:
+            return ""
+        number = node._sequence_nr()
+        inside = [(end - start, name) for start, end, name in self._ranges if start <= number < end]
         return min(inside)[1] if inside else ""
 
-    def _entering(self, name: str) -> Any:
-        def enter(module: nn.Module, given: Any) -> None:
-            self.names.append(name)
-            self._starts.append(torch.autograd._get_sequence_nr())
+    def _entering(self, name: str, *_: Any) -> None:
+        self._open.append((name, torch.autograd._get_sequence_nr()))
 
-        return enter
-
-    def _left(self, module: nn.Module, given: Any, out: Any) -> None:
-        span = (self._starts.pop(), torch.autograd._get_sequence_nr())
-        self._ranges.append((*span, self.names.pop()))
+    def _left(self, *_: Any) -> None:
+        name, start = self._open.pop()
+        self._ranges.append((start, torch.autograd._get_sequence_nr(), name))
 
 
 SAMPLES = 400
