@@ -3,6 +3,7 @@ tensors that stand for a GPU's, and forks."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import itertools
@@ -18,6 +19,7 @@ from deepspeed.runtime.zero.partition_parameters import _init_external_params
 from deepspeed.runtime.zero.partitioned_param_coordinator import iter_params
 from deepspeed.utils.z3_leaf_module import set_z3_leaf_modules, z3_leaf_module
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.functional import scaled_dot_product_attention as attend
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -27,6 +29,7 @@ from harness.planner.tracing import cuda_calls, forks
 from harness.planner.tracing.cuda_calls import as_bias, cuda_like
 from harness.planner.tracing.forks import EARLY, in_forks
 from harness.planner.tracing.shortcuts import Shortcuts
+from harness.planner.tracing.trace import StoragelessTracer
 from harness.planner.worker import predict
 from harness.resolve import resolve
 from strategies.sharding import sharding_kinds
@@ -62,6 +65,21 @@ def test_zero3_s_parameters_and_leaves_are_those_that_deepspeed_finds():
 
 
 # ---- short ways through a large world ----
+
+
+def cut(mode: contextlib.AbstractContextManager) -> tuple[list[int], list[int]]:
+    """Cut and join a buffer as DeepSpeed does for 16 ranks; return sizes of storages and pieces."""
+    tracer = StoragelessTracer({"cpu": "device"})
+    with mode, FakeTensorMode(), tracer:
+        whole = torch.zeros(47)
+        slices = [whole[3 * rank : 3 * rank + 3] for rank in range(16)]
+        joined = torch.cat(slices + [whole.narrow(0, 3 * rank, 2) for rank in range(15)])
+        pieces = [*slices, joined, *torch.chunk(joined[:32], 16)]
+    return [one.size for one in tracer.record.storages], [len(piece) for piece in pieces]
+
+
+def test_pieces_of_a_large_world_take_the_memory_of_the_long_way():
+    assert cut(Shortcuts()) == cut(contextlib.nullcontext())
 
 
 def test_what_the_short_way_cannot_answer_goes_the_long_way():

@@ -17,7 +17,7 @@ from harness import cli
 from harness.result import Result, Status, load
 from harness.script import measured
 from harness.script.command import Starter
-from harness.script.row import Script, recipes_of, row_of
+from harness.script.row import Script, launch_name, recipes_of, row_of
 from harness.spec import SpecError
 from harness.suite.run import plan
 from harness.system.machine import look
@@ -66,6 +66,13 @@ def test_a_row_is_another_one_once_its_script_has_changed(script):
     script.path.write_text("print('trains otherwise')\n")
     assert row_of(script, "ddp", **FIELDS).subject.identity != before
     assert row_of(script, "single", **FIELDS).spec.processes == 1
+
+
+@pytest.mark.parametrize("word", ["my.yaml", "./folder/my", "@my.json"])
+def test_a_path_behind_launch_is_a_users_own_file(word, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert launch_name(word) == f"@{tmp_path / word.removeprefix('@')}"
+    assert launch_name("zero2") == "zero2"
 
 
 def test_the_command_of_a_row_can_be_pasted(script, tmp_path, capsys, monkeypatch):

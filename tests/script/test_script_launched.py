@@ -76,3 +76,16 @@ def test_clipping_is_read_off_the_reference_and_given_to_deepspeed(tmp_path, mon
     assert code == 0 and [row.status for row in rows] == [Status.OK] * 3
     assert len({json.dumps(row.losses) for row in rows}) == 1
     assert {row.spec.recipe for row in rows} == {"ddp", "zero2"}
+
+
+def test_plugins_stay_and_a_tracker_that_the_loop_uses_is_left_out_and_told(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = [*STEPS, "--processes", "2", "--out", "out", "--launch", "ddp", "zero2"]
+    with rows_in_forks(begin):
+        cli.main(["script", *words, "--", str(SCRIPTS / "plugins_and_tracker.py")])
+    rows = load_all(tmp_path / "out")[0]
+    assert {row.status for row in rows} == {Status.OK}
+    assert len({json.dumps(row.losses) for row in rows}) == 1
+    for row in rows:
+        assert row.evidence["script"]["skipped"]["get_tracker"] >= 2
+        assert "compiles" not in " ".join(row.meter_notes)
