@@ -27,7 +27,7 @@ from harness.planner.adapters import ADAPTERS, adapter_of
 from harness.planner.adapters.zero_patches import _is_leaf, _parameters
 from harness.planner.tracing import cuda_calls, forks
 from harness.planner.tracing.cuda_calls import as_bias, cuda_like
-from harness.planner.tracing.forks import EARLY, in_forks
+from harness.planner.tracing.forks import in_forks
 from harness.planner.tracing.shortcuts import Shortcuts
 from harness.planner.tracing.trace import StoragelessTracer
 from harness.planner.worker import predict
@@ -228,14 +228,18 @@ def test_what_dies_or_never_ends_is_lost_alone(monkeypatch):
     def raises() -> dict:
         raise ValueError("lost")
 
+    def killed() -> dict:
+        os.kill(os.getpid(), signal.SIGKILL)
+
     found, limit = {}, 3600.0
 
     def clock() -> float:
         """The limit passes when all others have ended."""
-        return time.monotonic() + limit * (len(found) == 3)
+        return time.monotonic() + limit * (len(found) == 4)
 
     monkeypatch.setattr(forks, "time", SimpleNamespace(monotonic=clock))
-    for one in in_forks([dies, hangs, lambda: {"there": 1}, raises], 4, limit):
+    for one in in_forks([dies, hangs, lambda: {"there": 1}, raises, killed], 5, limit):
         found[one.index] = one.made
-    assert found[0] == EARLY == found[3] and found[2] == {"there": 1}
-    assert found[1] == {"why": "not done after 3600 s"}
+    assert "exit code 3" in found[0]["why"] and "exit code 1" in found[3]["why"]
+    assert found[1] == {"why": "not done after 3600 s"} and found[2] == {"there": 1}
+    assert "SIGKILL" in found[4]["why"] and "host memory" in found[4]["why"]

@@ -132,6 +132,12 @@ def test_a_reference_that_does_not_repeat_itself_is_told():
     assert verdict.startswith("not comparable")
 
 
+def test_a_ratio_of_which_the_noise_leaves_nothing_is_unknown():
+    group = group_of(suite((0.4, 40.0, 0.004)))
+    assert cells(group, "x ref")[SLOWER] == "unknown"
+    assert not re.search(r"\d+ % of its speed", " ".join(a.text for a in answers(group)))
+
+
 def test_without_repetitions_ratios_stand_as_measured_and_the_report_says_so():
     group = group_of([r for r in suite(QUIET) if not r.spec.repeat])
     assert cells(group, "x ref") == {"ddp": "-", SAME: "0.99", SLOWER: "0.83"}

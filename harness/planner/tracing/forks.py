@@ -21,7 +21,7 @@ from harness.system.capability import imported, load
 from harness.system.process import die_with_parent
 
 Function = Callable[[], dict[str, Any]]
-EARLY = {"why": "a trace of the model ended early"}
+KILLED = "the system may do so when host memory is full: predict fewer recipes at once"
 CHUNK = 2**20
 
 
@@ -44,9 +44,12 @@ class _Fork:
         late = time.monotonic() - self.began >= limit
         if late:
             os.kill(self.pid, signal.SIGKILL)
-        os.waitpid(self.pid, 0)
-        if late or not self.text.endswith(b"\n"):
-            return Ended(self.index, {"why": f"not done after {limit:g} s"} if late else EARLY)
+        code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        if late:
+            return Ended(self.index, {"why": f"not done after {limit:g} s"})
+        if not self.text.endswith(b"\n"):
+            why = f"exit code {code}" if code >= 0 else f"{signal.Signals(-code).name}; {KILLED}"
+            return Ended(self.index, {"why": f"a trace of the model ended early ({why})"})
         made, modules, answers = json.loads(self.text)
         learn(answers)
         load(modules)

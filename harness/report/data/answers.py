@@ -194,7 +194,12 @@ def _pace_against(row: Row, top: Row) -> str:
     if lookup.same(row, top):
         return "at the same speed"
     share = f"{100 * _least_pace(row, top):.0f} % of its speed"
-    return f"at {share}" if lookup.told_apart(row, top) else f"at {share} or more"
+    if lookup.told_apart(row, top):
+        return f"at {share}"
+    low, high = lookup.interval(row, top)
+    return (
+        f"at {share} or more" if high <= lookup.ABSURD * low else "at an unknown speed: too noisy"
+    )
 
 
 def _least_pace(row: Row, top: Row) -> float:

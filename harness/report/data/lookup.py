@@ -12,6 +12,8 @@ from harness.report.figures.floor import Floor, margin
 
 SAME = "same"
 """Replaces a ratio of speeds whose whole interval lies within the noise floor."""
+UNKNOWN = "unknown"
+"""Replaces a ratio of speeds of which the noise leaves nothing to say."""
 NOT_TOLD_APART = "not told apart"
 """Words for two speeds that the noise does not separate. They need not be equal."""
 BUSY = 0.25
@@ -19,7 +21,7 @@ BUSY = 0.25
 MOST_STEPS = 10_000
 """Timed steps above which only a quieter machine is recommended."""
 ABSURD = 10.0
-"""Noise floor above which its size has no meaning."""
+"""Noise floor, and ratio of the ends of an interval, above which its size has no meaning."""
 IGNORED = ("changed_files",)
 """Environment facts that change whenever a file is edited, and explain no number."""
 MOST = 20
@@ -89,12 +91,14 @@ def ratio(row: Row, base: Row) -> float | str:
     """Return samples per second of ``row`` relative to ``base``.
 
     It is ``SAME`` within the noise floor, and an interval ("0.96-1.02") if the noise does not
-    separate the two. If no noise is known, it is the plain ratio.
+    separate the two; ``UNKNOWN`` if one end is ``ABSURD`` times the other. If no noise is known,
+    it is the plain ratio.
     """
     if same(row, base):
         return SAME
     if differ(row, base) is False:
-        return "-".join(f"{end:.2f}" for end in interval(row, base))
+        low, high = interval(row, base)
+        return UNKNOWN if high > ABSURD * low else f"{low:.2f}-{high:.2f}"
     return _rate_ratio(row, base)
 
 

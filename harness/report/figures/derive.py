@@ -167,7 +167,7 @@ def on_cpu(rank: Rank) -> bool:
 
 
 def need_bytes(ranks: Sequence[Rank], meter: str) -> int | None:
-    """Return the bytes a device must have free for this row to run; rows are ranked by it.
+    """Return the bytes a device must have free for this row to run; rows are compared by it.
 
     On a GPU it is the largest of allocated, reserved and the process (with context and
     libraries), set-up included: a cache that cannot be reserved fails as an allocation does.

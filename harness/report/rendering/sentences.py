@@ -100,14 +100,13 @@ def stamp(group: Group) -> str:
     where = f"{group.device}, {' or '.join(map(str, counts))} {noun}"
     if group.meter == "cuda":
         text = (
-            f"Measured on {where}. Memory is ranked by the free memory that a device must "
-            "have: the caching allocator's reserve, the CUDA context and the "
-            "communication library."
+            f"Measured on {where}. Memory is compared by what a device must have free: the "
+            "caching allocator's reserve, the CUDA context and the communication library."
         )
     else:
         text = (
             f"Measured on CPU processes ({where}), without a GPU. Do NOT compare these numbers "
-            "with a GPU's. Rows are ranked by Peak: the live tensors of a traced step "
+            "with a GPU's. Memory is compared by Peak: the live tensors of a traced step "
             "on the device. Tensors that the engine offloads to host memory are in On host."
         )
     nodes = sorted({r.spec.nodes for row in group.rows for r in row.results if r.spec.nodes > 1})

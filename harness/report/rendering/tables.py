@@ -101,7 +101,7 @@ EFFECTS = (
 )
 EFFECTS_NOTE = (
     "Two rows that differ in one part only, and its effect on speed and on the memory that rows "
-    "are ranked by. An interval: the noise does not tell the two speeds apart."
+    "are compared by. An interval: the noise does not tell the two speeds apart."
 )
 
 
