@@ -510,7 +510,7 @@ def test_a_plan_predicts_the_configuration_then_its_own_answer(predicted, capsys
     said = capsys.readouterr().out
     # its adapters of CLIP-L are not counted
     assert "needs at least 22.7" in said and "--blocks_to_swap 18 -> block_swap:blocks=27" in said
-    order = [said.index(head) for head in ("sd-scripts: single", "Adapters: ", "Read from flux.sh")]
+    order = [said.index(head) for head in ("sd-scripts: single", "Read from flux.sh", "Adapters: ")]
     assert order == sorted(order)
     assert "All weights:" not in said, "the answer is of adapters, as the configuration"
     assert json.loads(Path("plan.json").read_text())["read"]["model"] == "flux-dev"

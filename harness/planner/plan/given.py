@@ -96,18 +96,19 @@ def plan_from(options: argparse.Namespace, made: Reading, asking: Asking, consol
     (fit,) = (with_uncounted(one, made.unpredicted) for one in asking.fits(asking.asked.resolved))
     if options.diff:
         return _plan_diff(options, made, fit, asking, console)
+    # Before the search, which takes minutes for a model without records.
+    before = asking.asked.before
+    print_lines([setting([fit]), *(before.lines if before else ())], console)
+    print_lines(_verdict(made, fit), console)
+    print_lines(_intended(options, made, asking), console)
+    for lines in _reading_lines(made, options.source, options.notes):
+        print_lines(lines, console)
     alike = asked_of(options, made)
     if adapts(fit.resolved) and "average" in vars(alike):
         alike.average = 0.0  # the adapters' own is small, and records have none
     other = dataclasses.replace(asking, asked=without_recipes(alike, fit.resolved))
     fits, proofs, ways = other.answer()
-    before = asking.asked.before
-    print_lines([setting([fit]), *(before.lines if before else ())], console)
-    best = [FOUND, *answered(fits, proofs, ways)]
-    print_lines([*_verdict(made, fit), *best], console)
-    print_lines(_intended(options, made, asking), console)
-    for lines in _told(made, options.source, options.notes):
-        print_lines(lines, console)
+    print_lines([FOUND, *answered(fits, proofs, ways)], console)
     print_lines([*unpredicted([fit]), *short_notes([fit])], console, style="dim")
     if options.explain:
         print_explained([fit], console)
@@ -142,7 +143,7 @@ def _verdict(made: Reading, fit: Fit) -> list[str]:
     return lines
 
 
-def _told(made: Reading, paths: Sequence[Path], whole: bool) -> Iterator[list[str]]:
+def _reading_lines(made: Reading, paths: Sequence[Path], every: bool) -> Iterator[list[str]]:
     """Yield the parts of a reading as lines: what was read, assumed, not predicted and not read."""
     names = ", ".join(path.name for path in paths)
     yield [f"Read from {names}:", *(f"  {given} -> {means}" for given, means in made.means)]
@@ -150,7 +151,7 @@ def _told(made: Reading, paths: Sequence[Path], whole: bool) -> Iterator[list[st
     parts = {"The trainer's defaults:": [*usual]}
     parts["Assumed:"] = [f"  {text}" for text in made.assumed]
     parts["Not predicted:"] = [f"  {text}" for text in made.unpredicted]
-    some = made.differs if whole else made.differs[:3]
+    some = made.differs if every else made.differs[:3]
     parts["The trainer differs:"] = [f"  {text}" for text in some]
     yield from ([head, *lines] for head, lines in parts.items() if lines)
     if made.unread:  # names of one block are joined, as ``sample.*``
