@@ -47,6 +47,8 @@ LARGEST_LINES, CHANGES = 5, 3
 """Most source lines and changes that are printed."""
 WANTED = "give a traceback, a log, or a snapshot by torch.cuda.memory._dump_snapshot"
 
+MORE = "Predict which changes fit: add --model MODEL --recipe RECIPE, as they ran."
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``oom``."""
@@ -79,7 +81,11 @@ def oom(options: argparse.Namespace) -> int:
             numbers, found = _tell_snapshot(file, options.file, console)
         else:
             numbers, found = _tell_log(_scanned(file, head, options.file), options.file, console)
-    given, able = _tell_changes(options, numbers, console) if options.model else (None, [])
+    if options.model:
+        given, able = _tell_changes(options, numbers, console)
+    else:
+        given, able = None, []
+        console.print(MORE, style="dim", highlight=False)
     if options.json:
         answer: dict[str, Any] = {"memory": dataclasses.asdict(numbers)}
         answer["diagnosis"] = dataclasses.asdict(found) if found else None
