@@ -12,8 +12,6 @@ from harness.report.figures.floor import Floor, margin
 
 SAME = "same"
 """Replaces a ratio of speeds whose whole interval lies within the noise floor."""
-UNKNOWN = "unknown"
-"""Replaces a ratio of speeds of which the noise leaves nothing to say."""
 NOT_TOLD_APART = "not told apart"
 """Words for two speeds that the noise does not separate. They need not be equal."""
 BUSY = 0.25
@@ -91,14 +89,14 @@ def ratio(row: Row, base: Row) -> float | str:
     """Return samples per second of ``row`` relative to ``base``.
 
     It is ``SAME`` within the noise floor, and an interval ("0.96-1.02") if the noise does not
-    separate the two; ``UNKNOWN`` if one end is ``ABSURD`` times the other. If no noise is known,
-    it is the plain ratio.
+    separate the two, unknown if one end is ``ABSURD`` times the other. If no noise is known, it
+    is the plain ratio.
     """
     if same(row, base):
         return SAME
     if differ(row, base) is False:
         low, high = interval(row, base)
-        return UNKNOWN if high > ABSURD * low else f"{low:.2f}-{high:.2f}"
+        return "unknown" if high > ABSURD * low else f"{low:.2f}-{high:.2f}"
     return _rate_ratio(row, base)
 
 

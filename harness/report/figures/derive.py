@@ -237,7 +237,6 @@ def step_distances(curve: Sequence[float], reference: Sequence[float]) -> list[f
 
 def pareto_front(points: Sequence[tuple[float, float]]) -> list[int]:
     """Return indices of (memory, speed) points that no other matches in both and beats in one."""
-
     front: set[tuple[float, float]] = set()
     best = -math.inf
     for memory, speed in sorted(set(points), key=lambda point: (point[0], -point[1])):
