@@ -3,6 +3,7 @@
 ``python -m tests.refill [MODEL ...]`` plans the questions of the pages and of each model on common
 cards, and records each prediction that a plan makes (``harness.planner.records``). It can be
 stopped at any time: what is recorded is not made again. Records that no plan finds any more go.
+``--check`` only prints the questions that lack a record; the exit code is 1 if there are any.
 """
 
 from __future__ import annotations
@@ -147,18 +148,24 @@ def of_model(model: str) -> list[Kept]:
     return kept
 
 
-def main() -> None:
+def main() -> int:
     """Drop old records; plan each question that lacks one, and record what its plan predicts."""
-    models = sys.argv[1:] or ["DiT-XL/2", *families.table()]
-    questions = [*(() if sys.argv[1:] else of_pages()), *of_models(models)]
-    day, console = datetime.date.today().isoformat(), Console(soft_wrap=True)
-    console.print(f"{drop_old(models)} old records dropped", highlight=False)
+    named = [word for word in sys.argv[1:] if word != "--check"]
+    models = named or ["DiT-XL/2", *families.table()]
+    questions = [*(() if named else of_pages()), *of_models(models)]
+    day, console = datetime.date.today().isoformat(), Console(soft_wrap=True, highlight=False)
+    if "--check" in sys.argv:
+        lacks = [f"{words}: {one}" for words in questions if (one := missing(words))]
+        console.print("\n".join([*lacks, f"{len(lacks)} questions lack a record"]))
+        return min(len(lacks), 1)
+    console.print(f"{drop_old(models)} old records dropped")
     with pool.kept_workers():
         for words in questions:
             if missing(words):
                 add(planned(words, console), day)
-                console.print(words, highlight=False)
+                console.print(words)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
