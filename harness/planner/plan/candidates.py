@@ -152,7 +152,10 @@ def without_recipes(options: argparse.Namespace, row: Resolved) -> Asked:
 
 def _lattice(base: Spec, gpu: Card, options: argparse.Namespace) -> list[Resolved]:
     """Return the lattice; with ``--trainer``, the rows of which one of them has all parts."""
-    rows = list(_lattice_of(base, half_of(gpu), whole_batches=options.largest != "batch"))
+    whole = options.largest != "batch"
+    rows = list(_lattice_of(base, half_of(gpu), whole_batches=whole))
+    if not rows:  # the model itself is refused, and the plainest recipe says why
+        rows = [_row(base, edits.SHARDINGS[base.processes > 1][0], whole_batches=whole)]
     if not options.trainer:
         return rows
     some = [row for row in rows if any(trainers.has(name, row) for name in options.trainer)]
