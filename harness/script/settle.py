@@ -99,15 +99,14 @@ def _own(plugin: Any) -> bool:
     Trainer passes it."""
     if isinstance(plugin, (list, dict)):
         return False
+    kinds = (bool, int, float, str, dict, list, type(None))  # plain settings, and DeepSpeed's JSON
     try:
-        other = type(plugin)()
+        mine, its = (
+            {k: v for k, v in vars(one).items() if not k.startswith("_") and isinstance(v, kinds)}
+            for one in (plugin, type(plugin)())
+        )
     except (ValueError, TypeError, ImportError):
         return False
-    kinds = (bool, int, float, str, dict, list, type(None))  # plain settings, and DeepSpeed's JSON
-    mine, its = (
-        {k: v for k, v in vars(one).items() if not k.startswith("_") and isinstance(v, kinds)}
-        for one in (plugin, other)
-    )
     return mine == its
 
 

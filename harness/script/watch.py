@@ -39,6 +39,10 @@ NONE_CLIPPED = (
     "clip_grad_norm_ got no parameters (an iterator that the optimizer emptied?), so nothing is "
     "clipped; give it a list, or model.parameters()"
 )
+NO_BACKWARD = (
+    "the script steps its optimizer without accelerator.backward; call "
+    "accelerator.backward(loss) instead of loss.backward()"
+)
 MADE_BEFORE = (
     "nothing was clipped: make the list that clip_grad_norm_ gets after accelerator.prepare, which "
     "replaces the parameters under FSDP2"
@@ -263,10 +267,7 @@ class Watch:
         if self.bench is None and not self.models:
             return
         if self.backwards == 0 and self._is_ours(optimizer):
-            raise Refused(
-                "the script steps its optimizer without accelerator.backward; call "
-                "accelerator.backward(loss) instead of loss.backward()"
-            )
+            raise Refused(NO_BACKWARD)
 
     def steps_end(self, optimizer: Any) -> None:
         """Receive the end of an optimizer's step."""
@@ -365,6 +366,8 @@ class Watch:
             self.note(NONE_CLIPPED)
             return  # no engine may clip at this limit: the others would train something else
         if self.bench is not None and not engine_clips and all(p.grad is None for p in given):
+            if self.backwards == 0:
+                raise Refused(NO_BACKWARD)
             raise Void(CLIPPING, limit, "parameters without gradients", MADE_BEFORE)
         if self.bench is not None:
             self.bench.norm = norm

@@ -103,10 +103,11 @@ class Prune(ByMagnitude):
         masks: Any = trained.attached.get(self.name)
         demand(isinstance(masks, Masks) and bool(masks.pruned), "there are no masks")
         gathered = trained.engine.whole(trained, [p for p, _ in masks.pruned])  # all ranks call it
-        pairs = [*zip(gathered, masks.tensors(), strict=True)]
+        # One at a time: under ZeRO-3 a parameter is whole only until the next is asked for.
+        pairs = zip(gathered, masks.tensors(), strict=True)
         wrong = sum(int((p.detach()[~mask] != 0).sum()) for p, mask in pairs)
-        pruned = sum(int((~mask).sum()) for _, mask in pairs)
-        total = sum(mask.numel() for _, mask in pairs)
+        pruned = sum(int((~mask).sum()) for mask in masks.tensors())
+        total = sum(mask.numel() for mask in masks.tensors())
         text = f"{pruned} of {total} weights are masked, expected a share of {self.fraction}"
         demand(abs(pruned / total - self.fraction) < 0.01, text)
         demand(wrong == 0, f"{wrong} of {pruned} pruned weights are not zero")
