@@ -103,8 +103,7 @@ class Prune(ByMagnitude):
         masks: Any = trained.attached.get(self.name)
         demand(isinstance(masks, Masks) and bool(masks.pruned), "there are no masks")
         gathered = trained.engine.whole(trained, [p for p, _ in masks.pruned])  # all ranks call it
-        # One at a time: under ZeRO-3 a parameter is whole only until the next is asked for.
-        pairs = zip(gathered, masks.tensors(), strict=True)
+        pairs = zip(gathered, masks.tensors(), strict=True)  # under ZeRO-3 whole until the next
         wrong = sum(int((p.detach()[~mask] != 0).sum()) for p, mask in pairs)
         pruned = sum(int((~mask).sum()) for mask in masks.tensors())
         total = sum(mask.numel() for mask in masks.tensors())
