@@ -8,7 +8,6 @@ methods that touch tensors import torch, so a recipe is refused without it.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import re
 from collections.abc import Mapping, Sequence
@@ -273,9 +272,12 @@ class Subject:
 
     def part(self, module: nn.Module, part: str) -> Any:
         """Return the module that is this part; None if it is on another pipeline stage."""
-        with contextlib.suppress(AttributeError):
-            return module.get_submodule(self.parts[part])
-        return None
+        path, found = self.parts[part], module
+        for name in path.split("."):
+            if found is not None and not hasattr(found, name):
+                raise BadInput(f"{self.name}.parts has {part} at {path!r}, which is not there")
+            found = getattr(found, name, None)
+        return found
 
     @property
     def stripes(self) -> Stripes:

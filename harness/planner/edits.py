@@ -154,8 +154,8 @@ def lattice(
                     continue
                 streams = level == WHOLE if column[1] == FUSED else level not in alone
                 more = streamed if streams and column[1] != IN_BACKWARD else []
-                first = [] if column[1] == FUSED or column == ROUNDING else [0]
-                for one in valid(sharding, *column, level, counts=[*first, *more]):
+                none = [] if column[1] == FUSED or column == ROUNDING else [0]
+                for one in valid(sharding, *column, level, counts=[*none, *more]):
                     if column[1] != UNTRACED[0] or UNTRACED[1] not in one.launch.traits:
                         found.setdefault(str(one.recipe), one)
     return list(found.values())

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import os
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from PIL import Image
 from torch import Tensor
 
 from harness.data.feed import sample_order
+from harness.json_files import atomic_file
 from harness.result import Check, Projections
 from harness.void import SHOWN
 from harness.worker.loop import Run
@@ -196,9 +196,5 @@ def write_grid(x_BCHW: Tensor, path: str | Path, columns: int, *, grey: bool = T
         sheet.paste(picture, (n % columns * (wide + GAP), n // columns * (high + GAP)))
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
-    draft = target.with_name(f".{target.name}.{os.getpid()}")
-    try:
-        sheet.save(draft, format="PNG")
-        os.replace(draft, target)
-    finally:
-        draft.unlink(missing_ok=True)
+    with atomic_file(target) as stream:
+        sheet.save(stream.buffer, format="PNG")  # type: ignore[attr-defined]

@@ -1,2 +1,1 @@
-"""Parameter-efficient training: adapters on frozen weights, or training some of the weights
-only."""
+"""Parameter-efficient training: adapters on frozen weights, or some of the weights alone."""

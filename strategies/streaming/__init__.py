@@ -1,2 +1,1 @@
-"""Block swapping: weights in host memory that are copied to the device for the block that needs
-them."""
+"""Block swapping: weights in host memory, copied to the device for the block that needs them."""

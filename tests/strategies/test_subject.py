@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+import torch
 from conftest import STRIP, TINY, launchable, observe_here
 
 from harness import ROOT
@@ -32,6 +33,12 @@ WORKS = [
     "single+attend:kernel=math+compile:backend=aot_eager", "single+qlora+checkpoint", "single+muon",
 ]  # fmt: skip
 """Of each kind of strategy: others are shown by test_catalog, of a DiT."""
+
+
+def test_a_part_that_is_not_where_it_is_said_to_be_is_named():
+    subject = resolve(STRIP).subject
+    with pytest.raises(BadInput, match=r"Strip\.parts has head at .*'leave'"):
+        subject.part(torch.nn.Module(), "head")
 
 
 @pytest.mark.parametrize("text", launchable(WORKS, WORKS[:-3]))
