@@ -198,7 +198,7 @@ class Engine:
 
     def micro_steps(
         self,
-        trained: TrainingRun,
+        run: TrainingRun,
         batches: Iterable[Any],
         arrived: Callable[[], None],
     ) -> Iterator[Any]:
@@ -211,25 +211,25 @@ class Engine:
         Yields:
             The detached loss of each micro-batch, without device synchronization.
         """
-        accelerator = trained.accelerator
+        accelerator = run.accelerator
         for batch in batches:
-            with accelerator.accumulate(trained.model):
-                loss = trained.loss(batch)
+            with accelerator.accumulate(run.model):
+                loss = run.loss(batch)
                 accelerator.backward(loss)
                 if accelerator.sync_gradients:
                     arrived()
-                trained.optimizer.step()
-                trained.optimizer.zero_grad()
+                run.optimizer.step()
+                run.optimizer.zero_grad()
             yield loss.detach()
 
-    def norm(self, trained: TrainingRun, limit: float = 0.0) -> Any:
+    def norm(self, run: TrainingRun, limit: float = 0.0) -> Any:
         """Return the global L2 norm of the gradients over all ranks, without a loss scale. With a
         ``limit`` they are then clipped to it, unless the engine does so itself ("own_clipping")."""
         import torch
 
-        trainable = [p for p in trained.module.parameters() if p.grad is not None]
+        trainable = [p for p in run.module.parameters() if p.grad is not None]
         if limit:
-            return trained.accelerator.clip_grad_norm_(trainable, limit)
+            return run.accelerator.clip_grad_norm_(trainable, limit)
         # clip_grad_norm_ with an infinite limit would still multiply every gradient by one.
         grads = [p.grad for p in trainable]
         return torch.nn.utils.get_total_norm(
@@ -239,66 +239,66 @@ class Engine:
     # ---- around a watched step ----
 
     def phase_hooks(
-        self, trained: TrainingRun, enter: Enter
+        self, run: TrainingRun, enter: Enter
     ) -> contextlib.AbstractContextManager[None]:
         """Return a context for one untimed step that calls ``enter`` at the start of each of
         ``STEP_PHASES``; the gradient norm belongs to "optimizer"."""
-        return backward_hook(trained, enter, behind="optimizer")
+        return backward_hook(run, enter, behind="optimizer")
 
-    def trace_points(self, trained: TrainingRun) -> TracePoints:
+    def trace_points(self, run: TrainingRun) -> TracePoints:
         """Return the leaves at which gradients arrive on this rank, and the library methods whose
         allocations have a category that ``held`` cannot show."""
-        return TracePoints([p for p in trained.module.parameters() if p.requires_grad])
+        return TracePoints([p for p in run.module.parameters() if p.requires_grad])
 
-    def held(self, trained: TrainingRun) -> TensorInventory:
+    def held(self, run: TrainingRun) -> TensorInventory:
         """Return the tensors that this rank holds between two steps, by category, for a trace."""
-        parameters = [t for p in trained.module.parameters() for t in stored(p.data)]
+        parameters = [t for p in run.module.parameters() for t in stored(p.data)]
         return TensorInventory(
             {
-                "parameters": [*parameters, *trained.module.buffers()],
-                "optimizer_state": tensors(trained.inner_optimizer),
-                "gradients": [p.grad for p in trained.module.parameters() if p.grad is not None],
+                "parameters": [*parameters, *run.module.buffers()],
+                "optimizer_state": tensors(run.inner_optimizer),
+                "gradients": [p.grad for p in run.module.parameters() if p.grad is not None],
             }
         )
 
-    def observe(self, trained: TrainingRun) -> contextlib.AbstractContextManager[Any]:
+    def observe(self, run: TrainingRun) -> contextlib.AbstractContextManager[Any]:
         """Return a context for the observed step, whose value ``evidence`` reads in
-        ``trained.observed.engine``."""
+        ``run.observed.engine``."""
         return contextlib.nullcontext()
 
     # ---- between two steps ----
 
-    def optimized(self, trained: TrainingRun) -> list[torch.Tensor]:
+    def optimized(self, run: TrainingRun) -> list[torch.Tensor]:
         """Return the tensors that the optimizer updates on this rank: parameters, or pieces of
         them such as flat float32 masters."""
-        groups = trained.inner_optimizer.param_groups
+        groups = run.inner_optimizer.param_groups
         return [p for group in groups for p in group["params"]]
 
-    def shards(self, trained: TrainingRun) -> Iterator[Shard]:
+    def shards(self, run: TrainingRun) -> Iterator[Shard]:
         """Yield each of ``optimized``, in the order of the trained parameters; the tensor of a
         swapped one is in memory until the next is requested."""
-        states = trained.inner_optimizer.state
+        states = run.inner_optimizer.state
 
         def state(p: Any) -> Mapping[str, Any]:
             return states.get(p) or states.get(getattr(p, "on_device", p), {})
 
         def pieces(name: str, p: Any) -> Iterator[Piece]:
-            if trained.accelerator.is_main_process:
+            if run.accelerator.is_main_process:
                 yield Piece(name, 0, p.numel(), 0)
 
-        named = [(n, p) for n, p in trained.module.named_parameters() if p.requires_grad]
+        named = [(n, p) for n, p in run.module.named_parameters() if p.requires_grad]
         for number, (name, p) in enumerate(named):
             yield Shard(number, p, partial(state, p), partial(pieces, name, p))
 
-    def whole(self, trained: TrainingRun, parameters: Sequence[Any]) -> Iterator[Any]:
+    def whole(self, run: TrainingRun, parameters: Sequence[Any]) -> Iterator[Any]:
         """Yield the parameters (of ``global_parameters``) one at a time, each whole until the next
         is requested; all ranks call and exhaust it."""
         yield from parameters
 
-    def global_parameters(self, trained: TrainingRun) -> Mapping[str, Any]:
+    def global_parameters(self, run: TrainingRun) -> Mapping[str, Any]:
         """Return name -> parameter of the whole model, in one order on all ranks; on meta if only
         other ranks have it."""
-        return dict(trained.module.named_parameters())
+        return dict(run.module.named_parameters())
 
     def part(self, parameter: Any) -> ParameterPart:
         """Return this rank's part of a parameter between two steps, and the whole's shape."""
@@ -306,25 +306,25 @@ class Engine:
 
     # ---- checkpoints, on all ranks ----
 
-    def save(self, trained: TrainingRun, path: Path) -> None:
+    def save(self, run: TrainingRun, path: Path) -> None:
         """Write the training state into the folder ``path``, which may not exist yet."""
         # Streamed weights are parts of one tensor, of which accelerate saves none as safetensors.
-        parts = "streams_weights" in trained.launch.traits
-        trained.accelerator.save_state(str(path), safe_serialization=not parts)
+        parts = "streams_weights" in run.launch.traits
+        run.accelerator.save_state(str(path), safe_serialization=not parts)
 
-    def load(self, trained: TrainingRun, path: Path) -> None:
+    def load(self, run: TrainingRun, path: Path) -> None:
         """Read a checkpoint of ``save`` into prepared objects."""
-        trained.accelerator.load_state(str(path))
+        run.accelerator.load_state(str(path))
 
     # ---- after the last step ----
 
-    def report(self, trained: TrainingRun) -> EngineReport:
+    def report(self, run: TrainingRun) -> EngineReport:
         """Return the library's own statistics, for the audit and evidence."""
-        scaler = trained.accelerator.scaler
+        scaler = run.accelerator.scaler
         return EngineReport(loss_scale=None if scaler is None else float(scaler.get_scale()))
 
-    def evidence(self, trained: TrainingRun) -> dict[str, Any]:
-        """Return facts read back from ``trained`` that show the engine in force; every rank calls
+    def evidence(self, run: TrainingRun) -> dict[str, Any]:
+        """Return facts read back from ``run`` that show the engine in force; every rank calls
         it, to its end.
 
         Raises:
@@ -344,10 +344,10 @@ def process_group(backend: str) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def backward_hook(trained: TrainingRun, enter: Enter, behind: str) -> Iterator[None]:
+def backward_hook(run: TrainingRun, enter: Enter, behind: str) -> Iterator[None]:
     """Implement ``Engine.phase_hooks`` by wrapping accelerate's ``backward``. ``behind``: the phase
     behind the last backward of a step; empty if the engine marks it itself."""
-    accelerator = trained.accelerator
+    accelerator = run.accelerator
     backward = accelerator.backward
 
     def marked(*given: Any, **more: Any) -> None:

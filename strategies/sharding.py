@@ -67,14 +67,14 @@ class Sharding(Strategy):
     def accelerator_kwargs(self, launch: RunContext) -> dict[str, Any]:
         return launch.engine.accelerator_kwargs(launch)
 
-    def evidence(self, trained: TrainingRun) -> dict[str, Any]:
-        launch, accelerator = trained.launch, trained.accelerator
+    def evidence(self, run: TrainingRun) -> dict[str, Any]:
+        launch, accelerator = run.launch, run.accelerator
         kind, processes = accelerator.distributed_type.value, accelerator.num_processes
         wanted = launch.engine.file.kind
         demand(kind == wanted, f"accelerate runs {kind}, expected {wanted} as in the launch file")
         text = f"{processes} processes take part, expected {launch.processes}"
         demand(processes == launch.processes, text)
-        return launch.engine.evidence(trained)
+        return launch.engine.evidence(run)
 
 
 class UsersSharding(Sharding):

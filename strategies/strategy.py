@@ -111,20 +111,20 @@ class Strategy:
         """Return the optimizer; only the strategy in the optimizer slot does."""
         return None
 
-    def attach(self, trained: TrainingRun) -> Attachment | None:
+    def attach(self, run: TrainingRun) -> Attachment | None:
         """Return state to keep with the model, made after prepare."""
         return None
 
-    def observe(self, trained: TrainingRun) -> AbstractContextManager[Any]:
+    def observe(self, run: TrainingRun) -> AbstractContextManager[Any]:
         """Return a context for the observed step, whose value ``note`` returns to ``evidence``.
         Training runs have no such step."""
         return nullcontext()
 
-    def note(self, trained: TrainingRun) -> Any | None:
+    def note(self, run: TrainingRun) -> Any | None:
         """Return the value of this part's ``observe``; None if no step was observed."""
-        return None if trained.observed is None else trained.observed.notes.get(self.name)
+        return None if run.observed is None else run.observed.notes.get(self.name)
 
-    def evidence(self, trained: TrainingRun) -> dict[str, Any]:
+    def evidence(self, run: TrainingRun) -> dict[str, Any]:
         """Return facts read back that show the effect; raise NotInForce if it is missing.
 
         A fact that is only a setting is labelled so (``strategies.evidence.rules``).

@@ -65,9 +65,9 @@ def settings_of(optimizer: Any) -> Settings:
 class Swapped:
     """Mixin of a low-bit optimizer: its settings are those of the script's optimizer."""
 
-    def evidence(self, trained: TrainingRun) -> dict[str, Any]:
-        trained.settings = settings_of(trained.inner_optimizer)
-        return super().evidence(trained)
+    def evidence(self, run: TrainingRun) -> dict[str, Any]:
+        run.settings = settings_of(run.inner_optimizer)
+        return super().evidence(run)
 
 
 # ---- blocks ----
@@ -120,12 +120,12 @@ class ScriptCheckpoint(Checkpoint):
                 if id(child) in chosen:
                     setattr(parent, name, checkpoint_wrapper(child))
 
-    def attach(self, trained: TrainingRun) -> Recomputations:
-        return Recomputations(trained.blocks())
+    def attach(self, run: TrainingRun) -> Recomputations:
+        return Recomputations(run.blocks())
 
-    def evidence(self, trained: TrainingRun) -> dict[str, Any]:
-        seen: Recomputations = trained.attached[self.name]
-        each, blocks = seen.again / max(trained.micro_steps, 1), len(seen.blocks)
+    def evidence(self, run: TrainingRun) -> dict[str, Any]:
+        seen: Recomputations = run.attached[self.name]
+        each, blocks = seen.again / max(run.micro_steps, 1), len(seen.blocks)
         demand(each >= 1, f"{seen.again} of {seen.calls} calls of blocks recomputed in backward")
         return {"blocks": blocks, "blocks_recomputed": round(each, 2)}
 
@@ -142,8 +142,8 @@ class ScriptAttend(Attend):
         for block in subject.blocks(module):
             block.forward = _within(block.forward, KERNELS[self.kernel])
 
-    def evidence(self, trained: TrainingRun) -> dict[str, Any]:
-        seen = trained.observed
+    def evidence(self, run: TrainingRun) -> dict[str, Any]:
+        seen = run.observed
         demand(seen is not None and bool(seen.ran), "no step was recorded")
         ran = [r.name for r in seen.ran if r.phase == "forward"]
         calls = {name: sum(ran_by(name, op) for op in ran) for name in KERNELS}
@@ -180,8 +180,8 @@ class ScriptCompile(Compile):
         for block in subject.blocks(module):
             block.compile(backend=module.compiled_by, dynamic=False)
 
-    def evidence(self, trained: TrainingRun) -> dict[str, Any]:
-        return graph_facts(trained, trained.attached.get(self.name), len(trained.blocks()))
+    def evidence(self, run: TrainingRun) -> dict[str, Any]:
+        return graph_facts(run, run.attached.get(self.name), len(run.blocks()))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -67,18 +67,18 @@ class ByKernel:
 WRITTEN_OUT = ("naive", "math")
 
 
-def calls_of(trained: TrainingRun, kernel: str, ran: Sequence[Any]) -> int:
+def calls_of(run: TrainingRun, kernel: str, ran: Sequence[Any]) -> int:
     """Return the calls of ``kernel`` among the operators of a forward pass, and demand that no
     other ran. Compiled, a written-out kernel consists of plain products."""
     calls = {name: sum(ran_by(name, r.name) for r in ran) for name in KERNELS}
     # Score matrices are products with a [queries, keys] operand a head. If a head is as wide as
     # there are keys, q has the same shape, and counts once more per layer.
-    shapes = [(call.queries, call.keys, call.width) for call in trained.subject.survey.attention]
+    shapes = [(call.queries, call.keys, call.width) for call in run.subject.survey.attention]
     scores = {shape[:2] for shape in shapes}
     square = sum(r.name == "aten::bmm" and tuple(r.shapes[0][1:]) in scores for r in ran)
     square //= 1 + any((queries, width) in scores for queries, _, width in shapes)
     calls["naive"] = square - calls["math"]
-    plain = kernel in WRITTEN_OUT and "compiled" in trained.launch.traits
+    plain = kernel in WRITTEN_OUT and "compiled" in run.launch.traits
     allowed = WRITTEN_OUT if plain else (kernel,)
     others = {name: count for name, count in calls.items() if count and name not in allowed}
     demand(not others, f"forward ran {others}, expected {kernel}")
@@ -140,17 +140,17 @@ class Attend(Strategy):
         for attention in attentions(module):
             attention.attend = chosen
 
-    def evidence(self, trained: TrainingRun) -> dict[str, Any]:
+    def evidence(self, run: TrainingRun) -> dict[str, Any]:
         """Return the kernel's calls in the forward of the watched step, or else in one forward."""
-        subject, seen = trained.subject, trained.observed
+        subject, seen = run.subject, run.observed
         own = "attend" in subject.parts
-        least = len(attentions(trained.module) if own else subject.survey.attention)
+        least = len(attentions(run.module) if own else subject.survey.attention)
         demand(least > 0, "the model does not call torch's attention")
         if seen is None or not seen.ran:  # a training run, or compiled blocks
-            ran = states.operations(trained)
+            ran = states.operations(run)
         else:
             ran = [r for r in seen.ran if r.phase == "forward"]
             least *= seen.micro_steps
-        count = calls_of(trained, self.kernel, ran)
+        count = calls_of(run, self.kernel, ran)
         demand(count >= least, f"{self.kernel} ran {count} times in forward, expected {least}")
         return {"calls_in_forward": count}

@@ -158,16 +158,16 @@ class Checkpoint(Strategy):
             return prefixes
         return segments(round(math.sqrt(depth)) if self.every == "sqrt" else int(self.every))
 
-    def evidence(self, trained: TrainingRun) -> dict[str, Any]:
+    def evidence(self, run: TrainingRun) -> dict[str, Any]:
         """Return the parts, the bytes kept for backward and the forward runs of each block.
 
         ``blocks`` are layers of blocks if ``part`` says so.
         """
-        runner, blocks = runner_of(trained.module, Recompute), trained.blocks()
+        runner, blocks = runner_of(run.module, Recompute), run.blocks()
         wanted = [blocks[index] for index in self._chosen(len(blocks))]
         split = self._split(len(blocks)) if self.part == "block" else segments(1)
         if self.part != "block":
-            runner = getattr(trained.module, RUNNER, None)
+            runner = getattr(run.module, RUNNER, None)
             blocks = wanted = parts_of(blocks, self.part)
             if not blocks:  # a pipeline stage whose blocks have none
                 return {"parts": 0}
@@ -178,23 +178,23 @@ class Checkpoint(Strategy):
         demand(chosen, f"{text} of {len(blocks)}, or others")
         nested = runner.split is prefixes
         demand(nested == (self.keep == "nothing"), "the blocks are split in another way")
-        return self._counted(trained, runner, split, len(blocks))
+        return self._counted(run, runner, split, len(blocks))
 
-    def _counted(self, trained: TrainingRun, runner: Any, split: Split, depth: int) -> Any:
+    def _counted(self, run: TrainingRun, runner: Any, split: Split, depth: int) -> Any:
         """Return the facts of a run in which ``runner`` recomputed blocks by ``split``."""
         numbers = [sum(map(runner.recomputes, blocks)) for blocks, _ in runner.calls]
         parts = [len(split(number, 0)[0]) if number else 0 for number in numbers]
-        ran = runner.parts_run / trained.micro_steps
+        ran = runner.parts_run / run.micro_steps
         demand(ran == sum(parts), f"{ran} parts ran in each micro-batch, expected {sum(parts)}")
-        wider = 1 + ("doubles_tokens" in trained.launch.traits)
+        wider = 1 + ("doubles_tokens" in run.launch.traits)
         inputs = sum(n * size for n, (_, size) in zip(parts, runner.calls, strict=True))
         most = inputs * wider + RNG_BYTES * depth
         text = f"{runner.kept_bytes} bytes are kept for backward, expected at most {most}"
         demand(0 < runner.kept_bytes <= most, f"{text}: the inputs of {sum(parts)} parts")
         facts = {"parts": sum(parts), "kept_bytes": runner.kept_bytes}
-        if "compiled" in trained.launch.traits:
+        if "compiled" in run.launch.traits:
             return facts  # blocks are not counted inside a graph: kept bytes show the effect
-        forwards = runner.blocks_run / trained.micro_steps
+        forwards = runner.blocks_run / run.micro_steps
         demand(forwards > depth, f"{forwards:.2f} of {depth} blocks ran forward: none ran again")
         as_asked = self.keep != "products" or runner.products > 0
         demand(as_asked, "no output of a matrix product is kept")

@@ -202,19 +202,19 @@ class Compile(Strategy):
             # Outside of graphs torch would recompute uncompiled.
             parts.part = compiler(parts.part)
 
-    def attach(self, trained: TrainingRun) -> CountingBackend | None:
-        return getattr(trained.module, "compiled_by", None)
+    def attach(self, run: TrainingRun) -> CountingBackend | None:
+        return getattr(run.module, "compiled_by", None)
 
-    def evidence(self, trained: TrainingRun) -> dict[str, Any]:
+    def evidence(self, run: TrainingRun) -> dict[str, Any]:
         import torch
 
-        parts = runner_of(trained.module, Recompute)
-        units = parts.parts_run / trained.micro_steps if parts else 0
-        units += len(_alone(trained.module, trained.blocks()))
-        backend: Any = trained.attached.get(self.name)
-        facts = graph_facts(trained, backend, 1 if self.scope == "model" else units)
+        parts = runner_of(run.module, Recompute)
+        units = parts.parts_run / run.micro_steps if parts else 0
+        units += len(_alone(run.module, run.blocks()))
+        backend: Any = run.attached.get(self.name)
+        facts = graph_facts(run, backend, 1 if self.scope == "model" else units)
         if self.scope == "block":
-            facts["kept_bytes"] = runner_of(trained.module, MeasuredBlocks).kept_bytes
+            facts["kept_bytes"] = runner_of(run.module, MeasuredBlocks).kept_bytes
         if self.records:
             facts |= check_replays(backend.steps)
         if self.budget == 1:
@@ -224,12 +224,12 @@ class Compile(Strategy):
         return label({**facts, "budget": budget}, "budget")
 
 
-def graph_facts(trained: TrainingRun, backend: Any, units: float) -> dict[str, Any]:
+def graph_facts(run: TrainingRun, backend: Any, units: float) -> dict[str, Any]:
     """Return the graphs that ``backend`` compiled, and demand ``units`` calls of them in each
     micro-batch."""
     demand(isinstance(backend, CountingBackend) and bool(backend.steps), "nothing was compiled")
     last = backend.steps[-1]
-    calls = last["calls"] / max(trained.micro_steps, 1)
+    calls = last["calls"] / max(run.micro_steps, 1)
     text = f"{calls:g} calls of compiled graphs in each micro-batch, expected {units:g}"
     demand(calls >= units, text)
     return {

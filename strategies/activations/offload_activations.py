@@ -156,21 +156,21 @@ class OffloadActivations(Strategy):
     def edit_model(self, module: Any, subject: Subject) -> None:
         surround(module, subject, Host)
 
-    def attach(self, trained: TrainingRun) -> Attachment:
+    def attach(self, run: TrainingRun) -> Attachment:
         return Copies()
 
-    def evidence(self, trained: TrainingRun) -> dict[str, Any]:
+    def evidence(self, run: TrainingRun) -> dict[str, Any]:
         """Return the tensors and bytes that left the device in each micro-batch, and came back."""
-        host, blocks = runner_of(trained.module, Host), trained.blocks()
+        host, blocks = runner_of(run.module, Host), run.blocks()
         demand(host is not None, "the blocks' activations stay on the device")
         text = f"the activations of {len(host.blocks)} of {len(blocks)} blocks leave the device"
         demand(len(host.blocks) == len(blocks), text)
-        moved, steps = host.moved, trained.micro_steps
+        moved, steps = host.moved, run.micro_steps
         out, back = moved["out"], moved["back"]
         demand(out == back > 0, f"{out} tensors were copied to the host, {back} back")
         tensors, size = out / steps, moved["out_bytes"] / steps
         lost = host.kept_bytes - size
         demand(lost <= LEAST_BYTES * tensors, "some kept activations stayed on the device")
-        cuda = trained.launch.device == "cuda"
+        cuda = run.launch.device == "cuda"
         demand(moved["pinned"] == (out if cuda else 0), "the host memory is not pinned")
         return {"tensors": tensors, "bytes_out": size, "pinned": cuda}

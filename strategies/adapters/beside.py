@@ -289,25 +289,25 @@ class Beside(Strategy):
         dtype = torch.float32 if self.dtype == "fp32" else None
         add_adapters(module, subject, self.config(), names, dtype)
 
-    def attach(self, trained: TrainingRun) -> Frozen:
-        return Frozen(trained)
+    def attach(self, run: TrainingRun) -> Frozen:
+        return Frozen(run)
 
-    def evidence(self, trained: TrainingRun) -> dict[str, Any]:
-        layers, mine = adapted(trained.module), own(trained.module)
-        wanted = set(self.chosen(trained.subject, trained.module))
+    def evidence(self, run: TrainingRun) -> dict[str, Any]:
+        layers, mine = adapted(run.module), own(run.module)
+        wanted = set(self.chosen(run.subject, run.module))
         met = len(layers.keys() & wanted)
         text = f"{met} of {len(wanted)} chosen layers have an adapter"
         demand(layers.keys() == wanted, f"{text}, and {len(layers) - met} others")
-        found = sum(trained.engine.part(p).shape.numel() for p in mine.values())
+        found = sum(run.engine.part(p).shape.numel() for p in mine.values())
         elements = self._elements([*layers.values()])
         demand(found == elements, f"the adapters have {found} elements, expected {elements}")
         kinds = {p.dtype.itemsize for p in mine.values()}
         demand(self.dtype != "fp32" or kinds == {4}, f"adapters are stored in {kinds} bytes, not 4")
-        free = {n for n, p in trained.module.named_parameters() if p.requires_grad}
+        free = {n for n, p in run.module.named_parameters() if p.requires_grad}
         text = f"{len(free - mine.keys())} weights outside the adapters take a gradient"
         demand(free == mine.keys(), f"{text}, and {len(mine.keys() - free)} of them do not")
-        facts = split_facts(trained, self.name)
-        changed = trained.attached[self.name].changed()
+        facts = split_facts(run, self.name)
+        changed = run.attached[self.name].changed()
         moved = sum(self.silent in name for name in changed)
         demand(moved == len(layers), f"{moved} of {len(layers)} adapters have changed")
         return {"adapters": len(layers), **facts}

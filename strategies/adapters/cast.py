@@ -69,14 +69,14 @@ class Cast(Strategy):
         names = subject.linears if self.layers == "blocks" else unpacked(module)
         code(module, names, self.to, self.dynamic)
 
-    def evidence(self, trained: TrainingRun) -> dict[str, Any]:
+    def evidence(self, run: TrainingRun) -> dict[str, Any]:
         from strategies.adapters.coded import Coded, coded_facts, unpacked
 
-        wanted, seen = len(trained.subject.linears), trained.observed
-        full = unpacked(trained.module) if self.layers == "all" else ()
+        wanted, seen = len(run.subject.linears), run.observed
+        full = unpacked(run.module) if self.layers == "all" else ()
         demand(not full, f"{len(full)} linear layers are stored in full: {', '.join(full[:3])}")
-        facts = coded_facts(trained.module, wanted, self.to)
-        layers = [m for m in trained.module.modules() if isinstance(m, Coded)]
+        facts = coded_facts(run.module, wanted, self.to)
+        layers = [m for m in run.module.modules() if isinstance(m, Coded)]
         rounding = sum(layer.dynamic for layer in layers)
         text = f"{rounding} of {len(layers)} layers multiply in int8"
         demand(rounding == self.dynamic * len(layers), text)

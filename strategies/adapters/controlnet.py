@@ -66,9 +66,9 @@ class ControlNet(Partial):
         words = (".copy.", ".zero.", ".enter.")
         return {n for n, _ in module.named_parameters() if any(word in n for word in words)}
 
-    def evidence(self, trained: TrainingRun) -> dict[str, Any]:
-        facts, wanted = super().evidence(trained), self._number(len(trained.blocks()))
-        changed = trained.attached[self.name].changed()
+    def evidence(self, run: TrainingRun) -> dict[str, Any]:
+        facts, wanted = super().evidence(run), self._number(len(run.blocks()))
+        changed = run.attached[self.name].changed()
         copies = sum(name.endswith(".zero.weight") for name in changed)
         demand(copies == wanted, f"{copies} copied blocks act on the model, expected {wanted}")
         return {"copies": copies, **facts}

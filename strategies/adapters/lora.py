@@ -99,16 +99,16 @@ class Qlora(Lora):
         every = unpacked(module) if self.layers == "all" else ()
         return tuple(dict.fromkeys((*subject.linears, *every)))
 
-    def evidence(self, trained: TrainingRun) -> dict[str, Any]:
+    def evidence(self, run: TrainingRun) -> dict[str, Any]:
         from strategies.adapters.coded import unpacked
         from strategies.adapters.quantised_base import packed_facts
 
-        full = unpacked(trained.module) if self.layers == "all" else ()
+        full = unpacked(run.module) if self.layers == "all" else ()
         demand(not full, f"{len(full)} linear layers are not packed: {', '.join(full[:3])}")
-        facts = packed_facts(trained.module)
-        least = len(trained.subject.linears)
+        facts = packed_facts(run.module)
+        least = len(run.subject.linears)
         demand(facts["packed_layers"] >= least, f"not all of {least} linear layers are packed")
-        return {**super().evidence(trained), **facts}
+        return {**super().evidence(run), **facts}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,18 +197,18 @@ class Oft(Beside):
         return peft.OFTConfig(oft_block_size=self.size)
 
 
-def save(trained: TrainingRun, path: Path) -> None:
+def save(run: TrainingRun, path: Path) -> None:
     """Write every parameter that takes a gradient to one file; all ranks call it."""
     from safetensors.torch import save_file
 
-    every = trained.engine.global_parameters(trained)
+    every = run.engine.global_parameters(run)
     named = {n: p for n, p in every.items() if p.requires_grad}
-    gathered = trained.engine.whole(trained, list(named.values()))
-    main, state = trained.accelerator.is_main_process, {}
+    gathered = run.engine.whole(run, list(named.values()))
+    main, state = run.accelerator.is_main_process, {}
     for name, p in zip(named, gathered, strict=True):
         if main:
             state[name] = p.detach().cpu().contiguous().clone()
     if main:
         path.parent.mkdir(parents=True, exist_ok=True)
         save_file(state, str(path))
-    trained.accelerator.wait_for_everyone()
+    run.accelerator.wait_for_everyone()

@@ -25,13 +25,13 @@ class Partial(Strategy):
     def edit_model(self, module: Any, subject: Subject) -> None:
         train_only(module, self.trained(module, subject))
 
-    def attach(self, trained: TrainingRun) -> Frozen:
-        return Frozen(trained)
+    def attach(self, run: TrainingRun) -> Frozen:
+        return Frozen(run)
 
-    def evidence(self, trained: TrainingRun) -> dict[str, Any]:
-        facts = split_facts(trained, self.name)
-        free = {n for n, p in trained.module.named_parameters() if p.requires_grad}
-        odd = sorted(free - self.trained(trained.module, trained.subject))
+    def evidence(self, run: TrainingRun) -> dict[str, Any]:
+        facts = split_facts(run, self.name)
+        free = {n for n, p in run.module.named_parameters() if p.requires_grad}
+        odd = sorted(free - self.trained(run.module, run.subject))
         demand(not odd, f"{len(odd)} other weights take a gradient: {', '.join(odd[:1])}")
         return facts
 
@@ -90,8 +90,8 @@ class DiffFit(Partial):
                 layer.register_forward_hook(lambda layer, given, out: out * layer.gamma)
         super().edit_model(module, subject)
 
-    def evidence(self, trained: TrainingRun) -> dict[str, Any]:
-        facts, wanted = super().evidence(trained), 2 * len(trained.blocks())
-        moved = sum(n.endswith(".gamma") for n in trained.attached[self.name].changed())
+    def evidence(self, run: TrainingRun) -> dict[str, Any]:
+        facts, wanted = super().evidence(run), 2 * len(run.blocks())
+        moved = sum(n.endswith(".gamma") for n in run.attached[self.name].changed())
         demand(moved == wanted, f"{moved} scales have changed, expected {wanted}")
         return {**facts, "scales": moved}

@@ -59,9 +59,9 @@ class Compression(Attachment):
     """
 
     def __init__(
-        self, trained: TrainingRun, hook: Callable[[Any], Any], wire: CountedCollectives
+        self, run: TrainingRun, hook: Callable[[Any], Any], wire: CountedCollectives
     ) -> None:
-        self.trained, self.wire = trained, wire
+        self.run, self.wire = run, wire
         self.seen_bytes = self.dense = self.sent = 0
         self.types: set[str] = set()
         self.storages: set[int] = set()
@@ -74,7 +74,7 @@ class Compression(Attachment):
             link.seen_bytes += bucket.buffer().numel() * 4
             return hook(bucket)
 
-        trained.model.register_comm_hook(self, counting)
+        run.model.register_comm_hook(self, counting)
 
     def after_step(self) -> None:
         self.sent, self.types, self.dense = self.wire.bytes, self.wire.types, self.seen_bytes
@@ -91,12 +91,12 @@ class OnTheWire(Strategy):
     def traits(self) -> frozenset[str]:
         return frozenset({"edits_gradients"})
 
-    def evidence(self, trained: TrainingRun) -> dict[str, Any]:
+    def evidence(self, run: TrainingRun) -> dict[str, Any]:
         """Return bytes and types that this rank sent in the last step, relative to float32
         gradients."""
-        link: Any = trained.attached.get(self.name)
+        link: Any = run.attached.get(self.name)
         demand(isinstance(link, Compression), "no hook is on DDP's all-reduce")
-        total = 4 * sum(p.numel() for p in trained.module.parameters() if p.requires_grad)
+        total = 4 * sum(p.numel() for p in run.module.parameters() if p.requires_grad)
         text = f"the hook received {link.dense} of {total} bytes of gradients in the last step"
         demand(link.dense == total > 0, text)
         return {
@@ -136,7 +136,7 @@ class PowerSgd(Compression):
     """Hook that all-reduces each bucket as two low-rank matrices; the error is added to the next
     step."""
 
-    def __init__(self, trained: TrainingRun, rank: int) -> None:
+    def __init__(self, run: TrainingRun, rank: int) -> None:
         _, hooks, counted = counted_hooks()
         self.power = hooks.PowerSGDState(
             process_group=None,
@@ -149,11 +149,11 @@ class PowerSgd(Compression):
             future = hooks.powerSGD_hook(self.power, bucket)
             # gloo starts the hook's three collectives from threads of its own, in another order on
             # each rank, unless buckets run in turn.
-            if trained.launch.device == "cpu":
+            if run.launch.device == "cpu":
                 future.wait()
             return future
 
-        super().__init__(trained, average, counted)
+        super().__init__(run, average, counted)
 
     def _buffers(self) -> list[dict[int, Any]]:
         return [self.power.error_dict, self.power.q_memory_dict, self.power.p_memory_dict]
@@ -166,16 +166,16 @@ class PowerSgd(Compression):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore them; the first steps are uncompressed again, until DDP has built its buckets."""
-        device = next(self.trained.module.parameters()).device
+        device = next(self.run.module.parameters()).device
         for mine, saved in zip(self._buffers(), state["kept"], strict=True):
             mine.update({bucket: tensor.to(device) for bucket, tensor in saved.items()})
 
 
-def cast(trained: TrainingRun, kind: str) -> Compression:
+def cast(run: TrainingRun, kind: str) -> Compression:
     """Return a hook that all-reduces buckets in 16 bits."""
     hooks, _, counted = counted_hooks()
     hook = getattr(hooks, f"{kind}_compress_hook")
-    return Compression(trained, lambda bucket: hook(None, bucket), counted)
+    return Compression(run, lambda bucket: hook(None, bucket), counted)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,24 +193,24 @@ class Compress(OnTheWire):
     kind: str = "bf16"
     rank: int = 4
 
-    def attach(self, trained: TrainingRun) -> Compression:
+    def attach(self, run: TrainingRun) -> Compression:
         if self.kind == "powersgd":
-            return PowerSgd(trained, self.rank)
-        return cast(trained, self.kind)
+            return PowerSgd(run, self.rank)
+        return cast(run, self.kind)
 
-    def evidence(self, trained: TrainingRun) -> dict[str, Any]:
-        facts = super().evidence(trained)
+    def evidence(self, run: TrainingRun) -> dict[str, Any]:
+        facts = super().evidence(run)
         sent, kind, dense = facts["wire_bytes"], facts["wire_dtype"], facts["dense_bytes"]
         if self.kind != "powersgd":
             demand(2 * sent == dense, f"{sent} bytes were sent, expected a half")
             wanted = TYPES[self.kind]
             demand(kind == wanted, f"gradients were sent as {kind}, expected {wanted}")
             return facts
-        power: Any = getattr(trained.attached[self.name], "power", None)
+        power: Any = getattr(run.attached[self.name], "power", None)
         demand(power is not None, "no low-rank hook is on DDP's all-reduce")
-        taken = trained.optimizer_steps - trained.resumed_steps
+        taken = run.optimizer_steps - run.resumed_steps
         demand(taken > DENSE_STEPS, f"the first {DENSE_STEPS} steps are dense; take more --steps")
-        free = [p for p in trained.module.parameters() if p.requires_grad]
+        free = [p for p in run.module.parameters() if p.requires_grad]
         least = low_rank_bytes(free, self.rank)
         demand(sent == least, f"{sent} of {dense} bytes were sent, expected {least}")
         has_error = any(bool(error.any()) for error in power.error_dict.values())

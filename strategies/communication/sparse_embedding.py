@@ -15,9 +15,9 @@ from strategies.subject import Subject
 class TouchedRows(Attachment):
     """Counter of the rows and bytes of the label table's gradient after backward."""
 
-    def __init__(self, trained: TrainingRun) -> None:
+    def __init__(self, run: TrainingRun) -> None:
         self.rows = self.bytes = 0
-        self.table = trained.subject.part(trained.module, "label_table").weight
+        self.table = run.subject.part(run.module, "label_table").weight
         self.table.register_post_accumulate_grad_hook(self._count)
 
     def _count(self, table: Any) -> None:
@@ -45,15 +45,15 @@ class SparseEmbedding(Strategy):
     def edit_model(self, module: Any, subject: Subject) -> None:
         subject.part(module, "label_table").sparse = True
 
-    def attach(self, trained: TrainingRun) -> TouchedRows:
-        return TouchedRows(trained)
+    def attach(self, run: TrainingRun) -> TouchedRows:
+        return TouchedRows(run)
 
-    def evidence(self, trained: TrainingRun) -> dict[str, Any]:
-        rows: Any = trained.attached.get(self.name)
+    def evidence(self, run: TrainingRun) -> dict[str, Any]:
+        rows: Any = run.attached.get(self.name)
         there = isinstance(rows, TouchedRows) and rows.rows > 0
         demand(there, "the label table has no gradient, or a dense one")
         size = {"gradient_bytes": rows.bytes, "dense_bytes": rows.table.nbytes}
-        launch, seen = trained.launch, trained.observed
+        launch, seen = run.launch, run.observed
         if launch.processes == 1 or launch.simulated or seen is None or not seen.sent:
             return {"rows": rows.rows, **size}
         sent = (s for s in seen.sent if s.phase == "backward" and s.dtype == "int64")

@@ -19,10 +19,10 @@ class TopKHook(Compression):
     index in the model, because a checkpoint cannot use ids.
     """
 
-    def __init__(self, trained: TrainingRun, keep: float) -> None:
-        super().__init__(trained, self._average, CountedCollectives())
-        self.keep, self.world = keep, trained.accelerator.num_processes
-        self.place = {id(p): i for i, p in enumerate(trained.module.parameters())}
+    def __init__(self, run: TrainingRun, keep: float) -> None:
+        super().__init__(run, self._average, CountedCollectives())
+        self.keep, self.world = keep, run.accelerator.num_processes
+        self.place = {id(p): i for i, p in enumerate(run.module.parameters())}
         self.left: dict[int, Any] = {}
 
     def _average(self, bucket: Any) -> Any:
@@ -66,7 +66,7 @@ class TopKHook(Compression):
         return {"left": self.left}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        device = next(self.trained.module.parameters()).device
+        device = next(self.run.module.parameters()).device
         self.left = {place: tensor.to(device) for place, tensor in state["left"].items()}
 
 
@@ -86,13 +86,13 @@ class TopK(OnTheWire):
         if not 0 < self.keep <= 0.5:
             raise ValueError(f"keep is {self.keep!r}; above 0, to 0.5 (each carries its place)")
 
-    def attach(self, trained: TrainingRun) -> TopKHook:
-        return TopKHook(trained, self.keep)
+    def attach(self, run: TrainingRun) -> TopKHook:
+        return TopKHook(run, self.keep)
 
-    def evidence(self, trained: TrainingRun) -> dict[str, Any]:
-        facts, hook = super().evidence(trained), trained.attached[self.name]
+    def evidence(self, run: TrainingRun) -> dict[str, Any]:
+        facts, hook = super().evidence(run), run.attached[self.name]
         demand(isinstance(hook, TopKHook), "no top-k hook is on DDP's all-reduce")
-        free = [p for p in trained.module.parameters() if p.requires_grad]
+        free = [p for p in run.module.parameters() if p.requires_grad]
         wanted = 8 * sum(max(1, math.ceil(self.keep * p.numel())) for p in free)
         sent = facts["wire_bytes"]
         demand(sent == wanted, f"{sent} bytes were sent, expected {wanted}")

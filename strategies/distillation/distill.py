@@ -106,27 +106,27 @@ class Distill(Strategy):
         if self.feature:  # before the engine wraps the blocks
             setattr(module, NAME, Hidden(subject.blocks(module)))
 
-    def attach(self, trained: TrainingRun) -> Any:
+    def attach(self, run: TrainingRun) -> Any:
         from strategies.distillation.teacher import NAME, Hidden, Lesson, Teacher, ends
 
-        subject = self.teacher_of(trained.subject)
-        depths = trained.subject.depth, subject.depth
+        subject = self.teacher_of(run.subject)
+        depths = run.subject.depth, subject.depth
         pairs = ends(*depths) if self.feature else []
-        teacher = Teacher(subject, self.teacher, self.store, trained.accelerator.device, pairs)
-        captured = getattr(trained.module, NAME, None) or Hidden([])
-        trained.supervise = Lesson(teacher, captured, self.weights)
+        teacher = Teacher(subject, self.teacher, self.store, run.accelerator.device, pairs)
+        captured = getattr(run.module, NAME, None) or Hidden([])
+        run.supervise = Lesson(teacher, captured, self.weights)
         return teacher
 
-    def evidence(self, trained: TrainingRun) -> dict[str, Any]:
+    def evidence(self, run: TrainingRun) -> dict[str, Any]:
         """Return the teacher's calls and bytes; what ``Lesson`` computes is held by a test."""
         from strategies.distillation.teacher import Lesson, Teacher
 
-        teacher: Any = trained.attached.get(self.name)
-        lesson: Any = trained.supervise
+        teacher: Any = run.attached.get(self.name)
+        lesson: Any = run.supervise
         demand(isinstance(teacher, Teacher), "the run has no teacher")
         ours = type(lesson) is Lesson and lesson.weights == self.weights
         demand(ours, f"the loss is not that of the weights {self.weights}")
-        calls, steps = teacher.calls, trained.micro_steps
+        calls, steps = teacher.calls, run.micro_steps
         demand(calls == steps, f"the teacher was called {calls} times in {steps} micro-batches")
         teacher.check(self.store)
         size = sum(p.nbytes for p in teacher.module.parameters())

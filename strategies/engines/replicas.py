@@ -27,8 +27,8 @@ class Alone(Engine):
             return f"trains one process, not {launch.processes}; use --processes 1, or ddp"
         return None
 
-    def evidence(self, trained: TrainingRun) -> dict[str, Any]:
-        demand(trained.model is trained.module, f"the model is a {type(trained.model).__name__}")
+    def evidence(self, run: TrainingRun) -> dict[str, Any]:
+        demand(run.model is run.module, f"the model is a {type(run.model).__name__}")
         return {"wrapper": "none"}
 
 
@@ -55,46 +55,46 @@ class Replicas(Engine):
             return "one process has no replica to average with; use single, or more processes"
         return None
 
-    def held(self, trained: TrainingRun) -> TensorInventory:
+    def held(self, run: TrainingRun) -> TensorInventory:
         """Return the inventory with the bytes of DDP's gradient buckets, which live in C++.
 
         Storages that a communication hook has seen are not hidden.
         """
-        logged = trained.model._get_ddp_logging_data()
+        logged = run.model._get_ddp_logging_data()
         sizes = logged.get("rebuilt_bucket_sizes") or logged["bucket_sizes"]
-        hooks = (getattr(state, "storages", ()) for _, state in trained.model._comm_hooks)
+        hooks = (getattr(state, "storages", ()) for _, state in run.model._comm_hooks)
         size = sum(int(size) for size in sizes.split(","))
-        return super().held(trained)._replace(hidden=size, seen=frozenset().union(*hooks))
+        return super().held(run)._replace(hidden=size, seen=frozenset().union(*hooks))
 
-    def evidence(self, trained: TrainingRun) -> dict[str, Any]:
+    def evidence(self, run: TrainingRun) -> dict[str, Any]:
         """Return DDP's class and its effect: replicas that saw other samples are equal."""
         from torch.nn.parallel import DistributedDataParallel
 
-        kind = type(trained.model).__name__
-        demand(isinstance(trained.model, DistributedDataParallel), f"the model is a {kind}")
-        return {"wrapper": kind, **copies(trained), **self._wire(trained)}
+        kind = type(run.model).__name__
+        demand(isinstance(run.model, DistributedDataParallel), f"the model is a {kind}")
+        return {"wrapper": kind, **copies(run), **self._wire(run)}
 
-    def _wire(self, trained: TrainingRun) -> dict[str, Any]:
+    def _wire(self, run: TrainingRun) -> dict[str, Any]:
         """Return the type of averaged gradients, from the collectives of a watched backward.
 
         Strategies that replace these collectives report their own.
         """
-        own = {"edits_gradients", "sparse_gradients"} & trained.launch.traits
-        if own or trained.observed is None or not trained.observed.ran:
+        own = {"edits_gradients", "sparse_gradients"} & run.launch.traits
+        if own or run.observed is None or not run.observed.ran:
             return {}
-        averages = [s for s in trained.observed.sent if s.collective.startswith("allreduce")]
-        among = trained.model.process_group.group_name
+        averages = [s for s in run.observed.sent if s.collective.startswith("allreduce")]
+        among = run.model.process_group.group_name
         sent = [s for s in averages if s.phase == "backward" and s.group in ("", among)]
         # With find_unused_parameters, DDP sums a map of the parameters that were used.
         sent = [s for s in sent if s.dtype != "int32"]
-        trainable = [p for p in trained.module.parameters() if p.requires_grad]
+        trainable = [p for p in run.module.parameters() if p.requires_grad]
         wanted = {str(p.dtype).removeprefix("torch.") for p in trainable}
         found, size = {s.dtype for s in sent}, sum(s.bytes for s in sent)
         demand(
             found == wanted, f"gradients were sent as {sorted(found)}, expected {sorted(wanted)}"
         )
         whole = sum(p.nbytes for p in trainable)
-        if "own_loop" in trained.launch.traits and size != whole:
-            whole *= trained.observed.micro_steps
+        if "own_loop" in run.launch.traits and size != whole:
+            whole *= run.observed.micro_steps
         demand(size == whole, f"{size} bytes of gradients were sent, expected {whole}")
         return {"gradients_sent_as": "+".join(sorted(found)), "gradient_bytes_sent": size}

@@ -67,7 +67,7 @@ UNREAD = (AttributeError, KeyError, IndexError)
 """Errors from reading a library's objects whose attributes have other names now."""
 
 
-def together(trained: TrainingRun, *looks: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+def together(run: TrainingRun, *looks: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """Return the facts of all ``looks``; after each, the ranks exchange their faults.
 
     A look that communicates does so before it demands anything of its own rank.
@@ -85,24 +85,24 @@ def together(trained: TrainingRun, *looks: Callable[[], dict[str, Any]]) -> dict
             fault = str(error)
         except UNREAD as error:
             fault = f"could not be read back ({type(error).__name__}: {error})"
-        faults = _everyone(trained, fault)
+        faults = _everyone(run, fault)
         each = dict.fromkeys(filter(None, faults))
         said = "; ".join(f"rank {faults.index(text)}: {text}" for text in each)
         demand(not each, faults[0] if len(set(faults)) == 1 else said)
     return facts
 
 
-def copies(trained: TrainingRun, group: Any = None) -> dict[str, float]:
+def copies(run: TrainingRun, group: Any = None) -> dict[str, float]:
     """Check that the ranks of ``group`` (None: all) hold equal weights, although each has seen
     other samples; all ranks call it."""
     import torch
     import torch.distributed as dist
 
-    if trained.launch.simulated:
+    if run.launch.simulated:
         return {}
-    device = trained.accelerator.device  # a strategy may keep weights elsewhere
+    device = run.accelerator.device  # a strategy may keep weights elsewhere
     with torch.no_grad():
-        held = [stored(p.data) for p in trained.module.parameters()]
+        held = [stored(p.data) for p in run.module.parameters()]
         sums = torch.stack([sum(t.double().sum() for t in parts).to(device) for parts in held])
     each = [torch.empty_like(sums) for _ in range(dist.get_world_size(group))]
     dist.all_gather(each, sums, group=group)
@@ -112,18 +112,18 @@ def copies(trained: TrainingRun, group: Any = None) -> dict[str, float]:
     return {"replica_spread": spread}
 
 
-def seen_by_one(trained: TrainingRun, look: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+def seen_by_one(run: TrainingRun, look: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """Return the facts of one look that only some ranks have: those of the first such rank."""
-    found = together(trained, look)
-    return next((facts for facts in _everyone(trained, found) if facts), {})
+    found = together(run, look)
+    return next((facts for facts in _everyone(run, found) if facts), {})
 
 
-def _everyone(trained: TrainingRun, value: Any) -> list[Any]:
+def _everyone(run: TrainingRun, value: Any) -> list[Any]:
     """Return ``value`` of every rank; in a simulated world only this rank's."""
     import torch.distributed as dist
 
-    if trained.accelerator.num_processes == 1 or trained.launch.simulated:
+    if run.accelerator.num_processes == 1 or run.launch.simulated:
         return [value]
-    answers = [None] * trained.accelerator.num_processes
+    answers = [None] * run.accelerator.num_processes
     dist.all_gather_object(answers, value)
     return answers

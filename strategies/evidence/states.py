@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from strategies.inventory import Shard
 
 
-def agree(trained: TrainingRun, **wanted: Any) -> None:
+def agree(run: TrainingRun, **wanted: Any) -> None:
     """Demand these settings in every group of the optimizer."""
-    for group in trained.inner_optimizer.param_groups:
+    for group in run.inner_optimizer.param_groups:
         agree_in(group, wanted)
 
 
@@ -36,18 +36,18 @@ def agree_in(group: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
         demand(same, f"the optimizer's {key} is {actual}, expected {value}")
 
 
-def counted(trained: TrainingRun) -> int | None:
+def counted(run: TrainingRun) -> int | None:
     """Return the highest step count in the optimizer's state; None if it has none."""
-    counts = [s["step"] for s in trained.inner_optimizer.state.values() if "step" in s]
+    counts = [s["step"] for s in run.inner_optimizer.state.values() if "step" in s]
     return int(max(map(float, counts))) if counts else None
 
 
-def each_count(trained: TrainingRun) -> list[int]:
+def each_count(run: TrainingRun) -> list[int]:
     """Return the step count (0: none) in the state of each weight, or piece, that this rank's
     optimizer updates; empty if no state has a count."""
     counts = [
         int(shard.state().get("step", 0))
-        for shard in trained.engine.shards(trained)
+        for shard in run.engine.shards(run)
         if shard.tensor.numel()
     ]
     return counts if any(counts) else []
@@ -62,13 +62,13 @@ def first_moment(shard: Shard) -> torch.Tensor | None:
     return found if plain and found.numel() == shard.tensor.numel() else None
 
 
-def steps(trained: TrainingRun) -> int:
+def steps(run: TrainingRun) -> int:
     """Return the step count in the optimizer's state, which must equal the loop's."""
-    taken: Any = counted(trained)
+    taken: Any = counted(run)
     demand(taken is not None, "the optimizer has no state: it never stepped")
     demand(
-        taken == trained.optimizer_steps,
-        f"the optimizer stepped {taken} times, the loop {trained.optimizer_steps}",
+        taken == run.optimizer_steps,
+        f"the optimizer stepped {taken} times, the loop {run.optimizer_steps}",
     )
     return taken
 
@@ -89,31 +89,31 @@ def count_steps(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
 # ---- one more forward pass ----
 
 
-def forward_once(trained: TrainingRun, *, gradients: bool = False) -> Any:
+def forward_once(run: TrainingRun, *, gradients: bool = False) -> Any:
     """Return the trained model's output for one sample of zeros; every rank takes part."""
     import torch
 
-    subject = trained.subject
-    x, t_B, conditions = subject.example(trained.accelerator.device)
+    subject = run.subject
+    x, t_B, conditions = subject.example(run.accelerator.device)
     with torch.set_grad_enabled(gradients):
-        return subject.predict(trained.model, trained.cut(x), t_B, conditions)
+        return subject.predict(run.model, run.cut(x), t_B, conditions)
 
 
-def loss_once(trained: TrainingRun) -> Any:
+def loss_once(run: TrainingRun) -> Any:
     """Return a loss of one sample of zeros for a backward call, with what is added to the true loss
     (``TrainingRun.supervise``): some weights get a gradient by that alone."""
-    with eager(trained):
-        if trained.supervise is None:
-            return forward_once(trained, gradients=True).float().square().mean()
-        x, t_B, conditions = trained.subject.example(trained.accelerator.device)
+    with eager(run):
+        if run.supervise is None:
+            return forward_once(run, gradients=True).float().square().mean()
+        x, t_B, conditions = run.subject.example(run.accelerator.device)
 
         def predict(x: Any, t_B: Any) -> Any:
-            return trained.subject.predict(trained.model, trained.cut(x), t_B, conditions)
+            return run.subject.predict(run.model, run.cut(x), t_B, conditions)
 
-        return trained.supervise(lambda ask: ask(x, t_B).float().square(), predict, conditions)
+        return run.supervise(lambda ask: ask(x, t_B).float().square(), predict, conditions)
 
 
-def compute_dtype(trained: TrainingRun) -> str:
+def compute_dtype(run: TrainingRun) -> str:
     """Return the type in which the model's matrix products ran: that of the output of the blocks'
     first linear layer; without one, of the model's first layer with weights."""
     from torch.utils._pytree import tree_leaves
@@ -124,77 +124,77 @@ def compute_dtype(trained: TrainingRun) -> str:
         kinds = [leaf.dtype for leaf in tree_leaves(out) if hasattr(leaf, "dtype")]
         seen.extend(str(kind) for kind in kinds if kind.is_floating_point)
 
-    modules = trained.module.modules()
+    modules = run.module.modules()
     leaves = (m for m in modules if not [*m.children()] and [*m.parameters(recurse=False)])
-    name = next(iter(trained.linears), None)
-    first = next(leaves) if name is None else trained.module.get_submodule(name)
+    name = next(iter(run.linears), None)
+    first = next(leaves) if name is None else run.module.get_submodule(name)
     handle = first.register_forward_hook(found)
     try:
-        with eager(trained):
-            forward_once(trained)
+        with eager(run):
+            forward_once(run)
     finally:
         handle.remove()
     return seen[-1].removeprefix("torch.") if seen else "none"
 
 
-def eager(trained: TrainingRun) -> Any:
+def eager(run: TrainingRun) -> Any:
     """Return a context in which compiled blocks run uncompiled: hooks and modes see them then."""
-    if "compiled" not in trained.launch.traits:
+    if "compiled" not in run.launch.traits:
         return contextlib.nullcontext()
     import torch
 
     return torch.compiler.set_stance("force_eager")
 
 
-def operations(trained: TrainingRun, *, compiled: bool = True) -> list[Ran]:
+def operations(run: TrainingRun, *, compiled: bool = True) -> list[Ran]:
     """Return every operator of one forward, in order, without a type if it was profiled;
     ``compiled`` False runs compiled graphs eagerly.
 
     A dispatch mode would do that as well, so graphs are profiled. Not under ZeRO-3, where the
     profiler has crashed (torch 2.13, DeepSpeed 0.19.8).
     """
-    graphs = compiled and "compiled" in trained.launch.traits
-    if graphs and "split_parameters" not in trained.launch.traits:
+    graphs = compiled and "compiled" in run.launch.traits
+    if graphs and "split_parameters" not in run.launch.traits:
         from torch.profiler import ProfilerActivity, profile
 
-        forward_once(trained)  # compiles for one sample, which runs other operators
+        forward_once(run)  # compiles for one sample, which runs other operators
         with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiled:
-            forward_once(trained)
+            forward_once(run)
         return [Ran(event.name, event.input_shapes, "", "") for event in profiled.events()]
     seen = Observed()
-    with eager(trained), watch(seen):
-        forward_once(trained)
+    with eager(run), watch(seen):
+        forward_once(run)
     return seen.ran
 
 
 # ---- types ----
 
 
-def dtypes(trained: TrainingRun) -> dict[str, str]:
+def dtypes(run: TrainingRun) -> dict[str, str]:
     """Return the types of computation, stored parameters and the optimizer's weights and
     moments."""
-    return {"compute_dtype": compute_dtype(trained), **stored_dtypes(trained)}
+    return {"compute_dtype": compute_dtype(run), **stored_dtypes(run)}
 
 
-def stored_dtypes(trained: TrainingRun) -> dict[str, str]:
+def stored_dtypes(run: TrainingRun) -> dict[str, str]:
     """Return the types of stored parameters and of the optimizer's weights and moments."""
-    states = trained.inner_optimizer.state.values()
+    states = run.inner_optimizer.state.values()
     held = {
         # Packed codes are no compute type; the strategy that packs them checks their type.
-        "parameters": [p for p in trained.module.parameters() if p.is_floating_point()],
-        "master": trained.optimized(),
+        "parameters": [p for p in run.module.parameters() if p.is_floating_point()],
+        "master": run.optimized(),
         "moments": [v for state in states for k, v in state.items() if k.startswith("exp_avg")],
     }
     kinds = {name: {str(t.dtype) for t in tensors} for name, tensors in held.items()}
     return {k: "+".join(sorted(w.removeprefix("torch.") for w in v)) for k, v in kinds.items()}
 
 
-def products(trained: TrainingRun) -> dict[str, Any]:
+def products(run: TrainingRun) -> dict[str, Any]:
     """Return the matrix products of forward and backward of the watched step, counted by type;
     empty if no step was watched."""
-    if trained.observed is None or not trained.observed.ran:
+    if run.observed is None or not run.observed.ran:
         return {}
-    return {"products": dict(trained.observed.products("forward", "backward"))}
+    return {"products": dict(run.observed.products("forward", "backward"))}
 
 
 # ---- frozen weights ----
@@ -245,13 +245,13 @@ def pieces(flat: torch.Tensor) -> Iterable[torch.Tensor]:
 class Frozen(Attachment):
     """Checksums of all parameters after prepare, of this rank's parts."""
 
-    def __init__(self, trained: TrainingRun) -> None:
-        self.trained = trained
+    def __init__(self, run: TrainingRun) -> None:
+        self.run = run
         self.sums = dict(self._now())
 
     def _now(self) -> Iterator[tuple[str, int]]:
-        for name, p in self.trained.module.named_parameters():
-            yield name, checksum(self.trained.engine.part(p).tensor)
+        for name, p in self.run.module.named_parameters():
+            yield name, checksum(self.run.engine.part(p).tensor)
 
     def changed(self) -> set[str]:
         """Return the names of parameters that have changed."""
@@ -266,17 +266,17 @@ class Frozen(Attachment):
         self.sums = state["sums"]
 
 
-def split_facts(trained: TrainingRun, name: str) -> dict[str, Any]:
+def split_facts(run: TrainingRun, name: str) -> dict[str, Any]:
     """Return the counts of trained and frozen elements, and check bit by bit that frozen ones are
     unchanged."""
-    kept: Any = trained.attached.get(name)
+    kept: Any = run.attached.get(name)
     demand(isinstance(kept, Frozen), "no checksums of the weights were computed before training")
-    parameters = dict(trained.module.named_parameters())
+    parameters = dict(run.module.named_parameters())
     free = {n for n, p in parameters.items() if p.requires_grad}
     changed = kept.changed()
     stray = sorted(changed - free)
     demand(not stray, f"{len(stray)} frozen weights changed, {stray[0] if stray else ''} first")
     demand(bool(changed), "no weight has changed")
-    trainable = count((parameters[n] for n in free), trained.engine)
-    total = count(parameters.values(), trained.engine)
+    trainable = count((parameters[n] for n in free), run.engine)
+    total = count(parameters.values(), run.engine)
     return {"trainable": trainable, "frozen": total - trainable, "changed_tensors": len(changed)}

@@ -68,24 +68,24 @@ _BESIDE: list[str] = []
 
 
 @contextlib.contextmanager
-def observing(trained: TrainingRun, parts: Iterable[Strategy], data: Any = None) -> Iterator[None]:
-    """Let every part watch one step, and set ``trained.observed``. Fetching samples from ``data``
+def observing(run: TrainingRun, parts: Iterable[Strategy], data: Any = None) -> Iterator[None]:
+    """Let every part watch one step, and set ``run.observed``. Fetching samples from ``data``
     is no part's work."""
     seen = Observed()
-    before = trained.micro_steps
+    before = run.micro_steps
     with contextlib.ExitStack() as stack:
-        seen.engine = stack.enter_context(trained.engine.observe(trained))
+        seen.engine = stack.enter_context(run.engine.observe(run))
         for part in parts:
-            seen.notes[part.name] = stack.enter_context(part.observe(trained))
-        if "compiled" not in trained.launch.traits:
+            seen.notes[part.name] = stack.enter_context(part.observe(run))
+        if "compiled" not in run.launch.traits:
             watching = watch(seen)
-            stack.enter_context(trained.engine.phase_hooks(trained, watching.enter))
+            stack.enter_context(run.engine.phase_hooks(run, watching.enter))
             stack.enter_context(watching)
             if data is not None:
                 stack.enter_context(_apart(data))
         yield
-    seen.micro_steps = trained.micro_steps - before
-    trained.observed = seen
+    seen.micro_steps = run.micro_steps - before
+    run.observed = seen
 
 
 @contextlib.contextmanager

@@ -55,12 +55,12 @@ class CrossEntropy(Strategy):
             return functions.chunked(self.chunks)
         return getattr(functions, self.kind)
 
-    def evidence(self, trained: TrainingRun) -> dict[str, Any]:
-        return seen_by_one(trained, lambda: self._shown(trained))
+    def evidence(self, run: TrainingRun) -> dict[str, Any]:
+        return seen_by_one(run, lambda: self._shown(run))
 
-    def _shown(self, trained: TrainingRun) -> dict[str, Any]:
+    def _shown(self, run: TrainingRun) -> dict[str, Any]:
         """Return the vocabulary, and the most logits that were in memory at once."""
-        layer, seen = trained.subject.part(trained.module, "vocabulary"), trained.observed
+        layer, seen = run.subject.part(run.module, "vocabulary"), run.observed
         if layer is None:  # another stage of a pipeline has it
             return {}
         ours = layer.cross_entropy is self._function()

@@ -100,24 +100,24 @@ class Optimizer(Strategy):
             return torchao_adam(self.kind(launch), params, settings, launch.device)
         return load(self.kind(launch))(params, **self.given(settings, launch))
 
-    def evidence(self, trained: TrainingRun) -> dict[str, Any]:
-        optimizer, wanted = trained.inner_optimizer, self.kind(trained.launch)
+    def evidence(self, run: TrainingRun) -> dict[str, Any]:
+        optimizer, wanted = run.inner_optimizer, self.kind(run.launch)
         found = f"{type(optimizer).__module__}.{type(optimizer).__name__}"
         demand(isinstance(optimizer, load(wanted)), f"the optimizer is {found}, expected {wanted}")
-        states.agree(trained, **self.given(trained.settings, trained.launch))
-        facts = {"class": type(optimizer).__name__, "steps": states.steps(trained)}
-        if trained.launch.traits & {"swapped_weights", "host_optimizer"}:
+        states.agree(run, **self.given(run.settings, run.launch))
+        facts = {"class": type(optimizer).__name__, "steps": states.steps(run)}
+        if run.launch.traits & {"swapped_weights", "host_optimizer"}:
             return facts  # its state is in files, or in the engine's own pieces
-        return facts | self.moments(trained)
+        return facts | self.moments(run)
 
-    def moments(self, trained: TrainingRun) -> dict[str, float]:
+    def moments(self, run: TrainingRun) -> dict[str, float]:
         """Return the bytes of moments for each element of large tensors, within their bounds.
 
         Empty if no tensor is large, unless the moments are quantized: then nothing was.
         """
-        block, state = self.entry.block, trained.inner_optimizer.state
+        block, state = self.entry.block, run.inner_optimizer.state
         # Convolutions are left out: their last two dimensions are too small to factor.
-        sizes = {p: trained.engine.part(p).tensor.numel() for p in state if p.ndim <= 2}
+        sizes = {p: run.engine.part(p).tensor.numel() for p in state if p.ndim <= 2}
         large = [p for p, size in sizes.items() if size >= LARGE and size % block == 0]
         if not large:
             text = f"no tensor has {LARGE} elements in whole blocks of {block}"
@@ -170,11 +170,11 @@ class TorchAdamW(Optimizer):
         host = "host_optimizer" in launch.traits
         return settings.adam if host else super().given(settings, launch)
 
-    def evidence(self, trained: TrainingRun) -> dict[str, Any]:
+    def evidence(self, run: TrainingRun) -> dict[str, Any]:
         """Return the kernel too that the operators of a whole step show, whatever the flags are."""
-        facts, ops = super().evidence(trained), trained.ops
-        if "host_optimizer" in trained.launch.traits:
-            demand(trained.inner_optimizer.adam_w_mode, "weight decay is not decoupled")
+        facts, ops = super().evidence(run), run.ops
+        if "host_optimizer" in run.launch.traits:
+            demand(run.inner_optimizer.adam_w_mode, "weight decay is not decoupled")
             return facts
         if not ops:  # no step was watched, as if it is compiled
             return facts
@@ -188,12 +188,12 @@ class TorchAdamW(Optimizer):
 class HostAdamW(Optimizer):
     """torchao's AdamW in host memory (``torchao_adamw``)."""
 
-    def evidence(self, trained: TrainingRun) -> dict[str, Any]:
-        optimizer = trained.inner_optimizer
+    def evidence(self, run: TrainingRun) -> dict[str, Any]:
+        optimizer = run.inner_optimizer
         states = optimizer.state.items()
         places = {state["exp_avg"].device.type for p, state in states if p.numel() >= LARGE}
         demand(places == {"cpu"}, f"the moments are on {places}, expected in host memory")
-        facts = super().evidence(trained)
+        facts = super().evidence(run)
         pinned = all(copy.is_pinned() for copy in optimizer.param_d2h_map.values())
         demand(pinned, "the copies of the weights are not in pinned memory")
         return facts | {"pinned": pinned}
@@ -216,11 +216,11 @@ class Bnb(Optimizer):
     def kind(self, launch: RunContext) -> str:
         return super().kind(launch) if self.lib == "bnb" else "torchao.optim:AdamW8bit"
 
-    def evidence(self, trained: TrainingRun) -> dict[str, Any]:
-        facts = super().evidence(trained)
-        if not self.kind(trained.launch).endswith("PagedAdamW8bit"):
+    def evidence(self, run: TrainingRun) -> dict[str, Any]:
+        facts = super().evidence(run)
+        if not self.kind(run.launch).endswith("PagedAdamW8bit"):
             return facts
-        moments = [s["state1"] for s in trained.inner_optimizer.state.values()]
+        moments = [s["state1"] for s in run.inner_optimizer.state.values()]
         # Moments below 1e5 elements are not worth a page and stay on the device.
         paged = [getattr(m, "is_paged", False) for m in moments if m.numel() >= 1e5]
         text = f"{sum(paged)} of {len(paged)} moments are in paged memory"
@@ -291,20 +291,20 @@ class Muon(Optimizer):
             parts["adamw"] = load("torch.optim:AdamW")(others, fused=True, **settings.adam)
         return TwoOptimizers(parts)
 
-    def evidence(self, trained: TrainingRun) -> dict[str, Any]:
-        optimizer = trained.inner_optimizer
+    def evidence(self, run: TrainingRun) -> dict[str, Any]:
+        optimizer = run.inner_optimizer
         kinds = {name: type(p).__name__ for name, p in getattr(optimizer, "parts", {}).items()}
         found = f"{type(optimizer).__name__} with {kinds}"
         demand(kinds.get("muon") == "Muon", f"the optimizer is {found}, expected Muon")
         for group in optimizer.param_groups:
             own = group["part"] == "muon"
-            given = self.entry.given(self, trained.settings) if own else trained.settings.adam
+            given = self.entry.given(self, run.settings) if own else run.settings.adam
             states.agree_in(group, given)
-        inner = [p for block in trained.blocks() for p in block.parameters()]
+        inner = [p for block in run.blocks() for p in block.parameters()]
         wanted = [p for p in inner if p.requires_grad and p.ndim == 2]
         alone = all(set(optimizer.state[p]) == {"momentum_buffer", "step"} for p in wanted)
         demand(alone, "Muon does not step every matrix of the blocks")
-        return {"steps": states.steps(trained), "muon_matrices": len(wanted)}
+        return {"steps": states.steps(run), "muon_matrices": len(wanted)}
 
 
 # ---- the table ----

@@ -48,16 +48,16 @@ def _gather_in_float8(layer: Any) -> None:
     layer.weight = initial.kept(layer.weight, keep, hold=nn.Parameter)
 
 
-def gathered(trained: TrainingRun) -> dict[str, Any]:
+def gathered(run: TrainingRun) -> dict[str, Any]:
     """Check the type of the weights that FSDP2 gathered in the watched step, by their bytes."""
     from strategies.engines.fsdp import shard
 
     kind = WeightWithDynamicFloat8CastTensor
-    params = [p for group in shard.groups(trained.module) for p in group.fsdp_params]
+    params = [p for group in shard.groups(run.module) for p in group.fsdp_params]
     ours = [p for p in params if isinstance(p._sharded_local_tensor, kind)]
-    wanted = len(trained.subject.linears)
+    wanted = len(run.subject.linears)
     demand(len(ours) >= wanted, f"{len(ours)} of {wanted} weights are gathered in float8")
-    seen = trained.observed
+    seen = run.observed
     demand(seen is not None and bool(seen.ran), "no step was watched")
     sent = [s for s in seen.sent if s.phase == "forward" and "allgather" in s.collective]
     found = sum(s.bytes for s in sent) / seen.micro_steps

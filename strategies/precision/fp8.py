@@ -63,18 +63,18 @@ class Fp8(Bf16):
         # Layers of one vector per sample have few rows; float8 kernels need multiples of 16.
         float8.replace(module, subject.linears, self)
 
-    def evidence(self, trained: TrainingRun) -> dict[str, Any]:
+    def evidence(self, run: TrainingRun) -> dict[str, Any]:
         from torchao.float8.float8_linear import Float8Linear
 
         from strategies.precision import float8
 
-        types, config = super().evidence(trained), float8.config(self)
+        types, config = super().evidence(run), float8.config(self)
         # A copy of a block (ControlNet's) has layers of its own.
-        layers = [m for m in trained.module.modules() if isinstance(m, Float8Linear)]
-        alike, least = sum(m.config == config for m in layers), len(trained.subject.linears)
+        layers = [m for m in run.module.modules() if isinstance(m, Float8Linear)]
+        alike, least = sum(m.config == config for m in layers), len(run.subject.linears)
         text = f"{alike} of {least} layers multiply in float8, {self.scaling}"
         demand(alike == len(layers) >= least, text)
-        ran = states.operations(trained, compiled=False)
+        ran = states.operations(run, compiled=False)
         casts = sum(op.name == "aten::_to_copy" and "float8" in op.dtype for op in ran)
         text = f"{casts} tensors were cast to float8, expected {2 * alike} at least"
         demand(casts >= 2 * alike, text)
@@ -86,4 +86,4 @@ class Fp8(Bf16):
         text = f"{scales} operands got scales, {self.scaling}, expected {2 * alike} at least"
         demand(scales >= 2 * alike, text)
         facts = {**types, "float8_casts": casts, "float8_products": products}
-        return facts | (float8.gathered(trained) if self.gather == "fp8" else {})
+        return facts | (float8.gathered(run) if self.gather == "fp8" else {})

@@ -15,13 +15,13 @@ from strategies.subject import Subject
 from strategies.workloads import BOTH, SAMPLE, TRAIN
 
 
-def typed(trained: TrainingRun, compute: str, parameters: str, master: str = "") -> dict[str, str]:
+def typed(run: TrainingRun, compute: str, parameters: str, master: str = "") -> dict[str, str]:
     """Return the types of a run, and demand these; ``master``: of the weights that are updated."""
-    types = dtypes(trained)
+    types = dtypes(run)
     found, stored, updated = (types[key] for key in ("compute_dtype", "parameters", "master"))
     demand(found == compute, f"the model computes in {found}, expected {compute}")
     demand(stored == parameters, f"parameters are {stored}, expected {parameters}")
-    if master and "sampling" not in trained.launch.traits:
+    if master and "sampling" not in run.launch.traits:
         demand(updated == master, f"the optimizer updates {updated} weights, expected {master}")
     return types
 
@@ -46,10 +46,10 @@ class Fp32(Strategy):
         torch.backends.cuda.matmul.allow_tf32 = self.rounds
         torch.backends.cudnn.allow_tf32 = self.rounds
 
-    def evidence(self, trained: TrainingRun) -> dict[str, Any]:
+    def evidence(self, run: TrainingRun) -> dict[str, Any]:
         import torch
 
-        facts = {**typed(trained, "float32", "float32"), **products(trained)}
+        facts = {**typed(run, "float32", "float32"), **products(run)}
         others = set(facts.get("products", ())) - {"float32"}
         text = f"matrix products of a training step ran in {sorted(others)}, expected float32"
         demand(not others, text)
@@ -103,15 +103,15 @@ class Bf16(Strategy):
     def accelerator_kwargs(self, launch: RunContext) -> dict[str, Any]:
         return {"mixed_precision": "bf16"}
 
-    def evidence(self, trained: TrainingRun) -> dict[str, Any]:
-        traits = trained.launch.traits
+    def evidence(self, run: TrainingRun) -> dict[str, Any]:
+        traits = run.launch.traits
         stored = self.half if "float_master" in traits else "float32"
-        facts = {**typed(trained, self.half, stored, "float32"), **products(trained)}
+        facts = {**typed(run, self.half, stored, "float32"), **products(run)}
         others = self.own_layers or traits & {"replaced_layers", "quantized_weights"}
         if "products" in facts and not others:
-            least = len(trained.linears) * trained.observed.micro_steps
+            least = len(run.linears) * run.observed.micro_steps
             for phase in ("forward",) if traits & ONE_WAY else ("forward", "backward"):
-                ran = trained.observed.products(phase)
+                ran = run.observed.products(phase)
                 text = f"{ran[self.half]} matrix products of {phase} ran in {self.half}"
                 demand(ran[self.half] >= least, f"{text}, not {least}: {dict(ran)}")
         return facts
@@ -160,11 +160,11 @@ class Fp16(Bf16):
     def configure(self, accelerator: Any, module: Any, launch: RunContext) -> None:
         launch.engine.sixteen_bits(accelerator, scale=self.scale)
 
-    def evidence(self, trained: TrainingRun) -> dict[str, Any]:
-        facts, scale = super().evidence(trained), trained.engine.report(trained).loss_scale
+    def evidence(self, run: TrainingRun) -> dict[str, Any]:
+        facts, scale = super().evidence(run), run.engine.report(run).loss_scale
         demand(scale is not None and scale > 1, f"the loss scale is {scale}, expected above 1")
         facts = {**facts, "loss_scale": scale}
-        seen = trained.observed.ran if trained.observed else []
+        seen = run.observed.ran if run.observed else []
         # An engine's own loss scaling unscales by plain products, which are no evidence.
         unscaled = any(UNSCALED in ran.name for ran in seen)
         return facts if unscaled else label(facts, "loss_scale")
@@ -198,8 +198,8 @@ class Fp16Pure(Strategy):
 
         initial.cast(module, torch.float16)
 
-    def evidence(self, trained: TrainingRun) -> dict[str, Any]:
-        return {**typed(trained, "float16", "float16"), **products(trained)}
+    def evidence(self, run: TrainingRun) -> dict[str, Any]:
+        return {**typed(run, "float16", "float16"), **products(run)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -214,10 +214,10 @@ class Bf16Master(Bf16):
     workloads: ClassVar[tuple[str, ...]] = (TRAIN,)
     source: ClassVar[str] = "Micikevicius et al. 2018 (arXiv:1710.03740), 3.1; DeepSpeed's bf16"
 
-    def evidence(self, trained: TrainingRun) -> dict[str, Any]:
-        has_master = "float_master" in trained.launch.traits
+    def evidence(self, run: TrainingRun) -> dict[str, Any]:
+        has_master = "float_master" in run.launch.traits
         demand(has_master, "the engine keeps no float32 master of 16-bit weights")
-        return super().evidence(trained)
+        return super().evidence(run)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -266,14 +266,14 @@ class Bf16Pure(Bf16):
 
         initial.cast(module, torch.bfloat16)
 
-    def evidence(self, trained: TrainingRun) -> dict[str, Any]:
-        adapters = "float32" if "float_adapters" in trained.launch.traits else "bfloat16"
+    def evidence(self, run: TrainingRun) -> dict[str, Any]:
+        adapters = "float32" if "float_adapters" in run.launch.traits else "bfloat16"
         stored = "+".join(sorted({"bfloat16", adapters}))
-        types = typed(trained, "bfloat16", stored, adapters)
+        types = typed(run, "bfloat16", stored, adapters)
         moments = types["moments"]
         demand(moments in (adapters, ""), f"moments are {moments}, expected {adapters}")
-        if "float_master" in trained.launch.traits:
+        if "float_master" in run.launch.traits:
             return types
-        mixed = trained.accelerator.mixed_precision == "bf16"
+        mixed = run.accelerator.mixed_precision == "bf16"
         demand(mixed == self.autocast, f"accelerate's autocast is {'on' if mixed else 'off'}")
         return label({**types, "autocast": mixed}, "autocast")

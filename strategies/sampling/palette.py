@@ -54,11 +54,11 @@ class Palette(Stored):
             layer = PaletteLinear(module.get_submodule(name), self.bits, self.rows)
             module.set_submodule(name, layer)
 
-    def evidence(self, trained: TrainingRun) -> dict[str, Any]:
+    def evidence(self, run: TrainingRun) -> dict[str, Any]:
         from strategies.sampling.palettes import PaletteLinear
 
-        found = [m for m in trained.module.modules() if isinstance(m, PaletteLinear)]
+        found = [m for m in run.module.modules() if isinstance(m, PaletteLinear)]
         bits = {layer.bits for layer in found}
         text = f"indices have {sorted(bits) or 'no'} bits, expected {self.bits}"
         demand(bits == {self.bits}, text)
-        return super().evidence(trained)
+        return super().evidence(run)

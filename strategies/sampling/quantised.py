@@ -42,12 +42,12 @@ class Stored(Strategy):
 
         self.store(module, subject, linears(module, subject))
 
-    def evidence(self, trained: TrainingRun) -> dict[str, Any]:
+    def evidence(self, run: TrainingRun) -> dict[str, Any]:
         """Return the bits that the layers hold for a weight: of the codes' type, and of others."""
         from strategies.evidence.readings import bytes_of
         from strategies.sampling import eight_bits
 
-        parts = (part for block in trained.blocks() for part in block.modules())
+        parts = (part for block in run.blocks() for part in block.modules())
         found = [part for part in parts if hasattr(part, "in_features")]
         elements = sum(layer.out_features * layer.in_features for layer in found)
         held = eight_bits.held(found)
@@ -58,7 +58,7 @@ class Stored(Strategy):
         demand(least <= of_codes <= 1.1 * least + 8 * len(found), f"{text} to a tenth more")
         # Scales and palettes, but no floats that stayed.
         text = f"{size - of_codes} bytes are beside the codes, as many as the floats had"
-        floats = elements * weights_dtype(trained.module).itemsize
+        floats = elements * weights_dtype(run.module).itemsize
         demand(size - of_codes < floats, text)
         bits = round(8 * size / elements, 3)
         return {"layers": len(found), "elements": elements, "bits_per_weight": bits}
@@ -146,11 +146,11 @@ class Float8(EightBits):
 
         quantize(module, names, DYNAMIC if self.dynamic else self.name)
 
-    def evidence(self, trained: TrainingRun) -> dict[str, Any]:
-        facts = super().evidence(trained)
+    def evidence(self, run: TrainingRun) -> dict[str, Any]:
+        facts = super().evidence(run)
         if not self.dynamic:
             return facts
-        layers, ran = facts["layers"], states.operations(trained, compiled=False)
+        layers, ran = facts["layers"], states.operations(run, compiled=False)
         products = sum(op.name == "aten::_scaled_mm" for op in ran)
         casts = sum(op.name == "aten::_to_copy" and op.dtype == self.codes for op in ran)
         demand(products == layers, f"{products} matrix products ran in float8, expected {layers}")

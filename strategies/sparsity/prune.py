@@ -20,12 +20,12 @@ class Masks(Attachment):
     weights are masked again after each step.
     """
 
-    def __init__(self, trained: TrainingRun) -> None:
-        self.trained = trained
+    def __init__(self, run: TrainingRun) -> None:
+        self.run = run
         self.pruned: list[tuple[Any, Any]] = []
-        for p in trained.module.parameters():
+        for p in run.module.parameters():
             if hasattr(p, "pruned_to"):
-                mask = p.pruned_to.to(trained.accelerator.device)
+                mask = p.pruned_to.to(run.accelerator.device)
                 del p.pruned_to
                 self.pruned.append((p, mask))
                 p.register_hook(lambda gradient, mask=mask: gradient * mask)
@@ -34,7 +34,7 @@ class Masks(Attachment):
         """Mask the weights, if the optimizer updates them directly."""
         import torch
 
-        if "flat_weights" in self.trained.launch.traits:
+        if "flat_weights" in self.run.launch.traits:
             return
         with torch.no_grad():
             for p, mask in self.pruned:
@@ -96,13 +96,13 @@ class Prune(ByMagnitude):
                 p.pruned_to = mask.view_as(p)
                 p.mul_(p.pruned_to)
 
-    def attach(self, trained: TrainingRun) -> Masks:
-        return Masks(trained)
+    def attach(self, run: TrainingRun) -> Masks:
+        return Masks(run)
 
-    def evidence(self, trained: TrainingRun) -> dict[str, Any]:
-        masks: Any = trained.attached.get(self.name)
+    def evidence(self, run: TrainingRun) -> dict[str, Any]:
+        masks: Any = run.attached.get(self.name)
         demand(isinstance(masks, Masks) and bool(masks.pruned), "there are no masks")
-        gathered = trained.engine.whole(trained, [p for p, _ in masks.pruned])  # all ranks call it
+        gathered = run.engine.whole(run, [p for p, _ in masks.pruned])  # all ranks call it
         pairs = zip(gathered, masks.tensors(), strict=True)  # under ZeRO-3 whole until the next
         wrong = sum(int((p.detach()[~mask] != 0).sum()) for p, mask in pairs)
         pruned = sum(int((~mask).sum()) for mask in masks.tensors())
@@ -179,12 +179,12 @@ class PruneStructured(ByMagnitude):
             prune_heads(block.attn, self._remaining(block.attn.num_heads))
             prune_channels(block.mlp, self._remaining(block.mlp.fc1.out_features))
 
-    def evidence(self, trained: TrainingRun) -> dict[str, Any]:
+    def evidence(self, run: TrainingRun) -> dict[str, Any]:
         """Return the heads and channels of a block, by the rows of its weights."""
-        size = trained.subject.survey
-        for block in trained.blocks():
+        size = run.subject.survey
+        for block in run.blocks():
             layers = (block.attn.qkv, block.mlp.fc1)
-            rows = [trained.engine.part(layer.weight).shape[0] for layer in layers]
+            rows = [run.engine.part(layer.weight).shape[0] for layer in layers]
             heads, channels = self._remaining(size.widest.heads), self._remaining(size.inner)
             wanted = [3 * heads * size.widest.width, channels]
             demand(rows == wanted, f"the weights have {rows} rows, expected {wanted}")

@@ -50,12 +50,12 @@ class Sparse24(Strategy):
             linear = module.get_submodule(name)
             module.set_submodule(name, Packed24.from_dense(linear))
 
-    def evidence(self, trained: TrainingRun) -> dict[str, Any]:
+    def evidence(self, run: TrainingRun) -> dict[str, Any]:
         from strategies.sparsity.packed24 import Packed24
 
-        layers = [m for m in trained.module.modules() if isinstance(m, Packed24)]
-        wanted = len(trained.subject.linears)
+        layers = [m for m in run.module.modules() if isinstance(m, Packed24)]
+        wanted = len(run.subject.linears)
         demand(len(layers) == wanted, f"{len(layers)} layers are packed, expected {wanted}")
-        ran = sorted(op for op in trained.ops if op.split(".")[1] in PRODUCTS)
-        demand(not trained.ops or bool(ran), "no sparse product ran in the traced step")
+        ran = sorted(op for op in run.ops if op.split(".")[1] in PRODUCTS)
+        demand(not run.ops or bool(ran), "no sparse product ran in the traced step")
         return {"layers": len(layers), "ops": ran}

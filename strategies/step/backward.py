@@ -58,19 +58,19 @@ class Backward(Strategy):
         parameters = [p for p in module.parameters() if p.requires_grad]
         accelerator.backward = Caller(accelerator, parameters, self.call)
 
-    def evidence(self, trained: TrainingRun) -> dict[str, Any]:
+    def evidence(self, run: TrainingRun) -> dict[str, Any]:
         """Return the calls, and the effect of one more: gradients, and if it kept the graph."""
         import torch
 
-        caller, steps = trained.accelerator.backward, trained.micro_steps
+        caller, steps = run.accelerator.backward, run.micro_steps
         demand(isinstance(caller, Caller), "accelerate's own backward is called, not the recipe's")
         calls = caller.calls
         demand(calls == steps, f"backward was called {calls} times, expected {steps}")
-        weights = [p for p in trained.module.parameters() if p.requires_grad]
-        loss = states.loss_once(trained)
+        weights = [p for p in run.module.parameters() if p.requires_grad]
+        loss = states.loss_once(run)
         caller(loss)
         gradients = sum(p.grad is not None for p in weights)
-        trained.optimizer.zero_grad()
+        run.optimizer.zero_grad()
         keeps = True
         try:
             torch.autograd.grad(loss, weights[-1])
@@ -101,15 +101,15 @@ class Accumulate(Strategy):
     def accelerator_kwargs(self, launch: RunContext) -> dict[str, Any]:
         return {"gradient_accumulation_steps": self.steps}
 
-    def evidence(self, trained: TrainingRun) -> dict[str, Any]:
-        known = trained.accelerator.gradient_state.num_steps
-        engine = trained.engine.report(trained).accumulation
+    def evidence(self, run: TrainingRun) -> dict[str, Any]:
+        known = run.accelerator.gradient_state.num_steps
+        engine = run.engine.report(run).accumulation
         text = f"accelerate and the engine accumulate {known} and {engine} micro-batches"
         demand({known, engine or known} == {self.steps}, f"{text}, expected {self.steps}")
         # The loop counts micro-batches, the optimizer's state counts its steps.
-        taken: Any = states.counted(trained)
+        taken: Any = states.counted(run)
         demand(taken is not None, "the optimizer has no state: it never stepped")
-        ratio = trained.micro_steps / (taken - trained.resumed_steps)
+        ratio = run.micro_steps / (taken - run.resumed_steps)
         text = f"{ratio} micro-batches ran in each optimizer step, expected {self.steps}"
         demand(ratio == self.steps, text)
         return label({"steps": known, "micro_steps_per_optimizer_step": ratio}, "steps")

@@ -80,14 +80,14 @@ class Average(Attachment):
     ``start``: a few elements of the weights at the beginning.
     """
 
-    def __init__(self, trained: TrainingRun, decay: float, place: str) -> None:
-        self.trained, self.decay, self.updates = trained, decay, 0
-        device = trained.accelerator.device if place == "device" else "cpu"
+    def __init__(self, run: TrainingRun, decay: float, place: str) -> None:
+        self.run, self.decay, self.updates = run, decay, 0
+        device = run.accelerator.device if place == "device" else "cpu"
         self.on_host = place != "device"
-        self.swapped = "swapped_weights" in trained.launch.traits
+        self.swapped = "swapped_weights" in run.launch.traits
         self.shards: list[Any] = []
         self.staging: Staging | None = None
-        for _, master, *_ in trained.engine.shards(trained):
+        for _, master, *_ in run.engine.shards(run):
             self.shards.append(master.detach().float().clone().to(device))
             self._stage(master)
         self.start = self.followed(self.shards[0])
@@ -103,7 +103,7 @@ class Average(Attachment):
 
         weight, here, there = 1 - self.decay, [], []
         with torch.no_grad():
-            for index, master, *_ in self.trained.engine.shards(self.trained):
+            for index, master, *_ in self.run.engine.shards(self.run):
                 mine, theirs = self.shards[index], master.detach()
                 if (theirs.device, theirs.dtype) != (mine.device, torch.float32):
                     self._follow(mine, theirs, weight)
@@ -161,21 +161,21 @@ class Average(Attachment):
         """
         import torch
 
-        device, first = self.trained.accelerator.device, self.trained.accelerator.is_main_process
+        device, first = self.run.accelerator.device, self.run.accelerator.is_main_process
         pieces: dict[str, list[Any]] = {}
-        for shard in self.trained.engine.shards(self.trained):
+        for shard in self.run.engine.shards(self.run):
             for piece in shard.pieces():
                 pieces.setdefault(piece.name, []).append((self.shards[shard.number], piece))
         state = {}
-        for name, p in self.trained.engine.global_parameters(self.trained).items():
+        for name, p in self.run.engine.global_parameters(self.run).items():
             if not p.requires_grad:
                 continue
-            shape = self.trained.engine.part(p).shape
+            shape = self.run.engine.part(p).shape
             average = torch.zeros(shape.numel(), device=device)
             for mine, f in pieces.get(name, ()):
                 part = mine.flatten()[f.start : f.start + f.numel]
                 average[f.offset : f.offset + f.numel] = part.to(device)
-            if self.trained.launch.processes > 1:
+            if self.run.launch.processes > 1:
                 torch.distributed.reduce(average, dst=0)
             if first:
                 state[name] = average.view(shape).cpu()
@@ -197,32 +197,32 @@ class Ema(Strategy):
 
     place: str = "device"
 
-    def attach(self, trained: TrainingRun) -> Average | None:
+    def attach(self, run: TrainingRun) -> Average | None:
         if self.place == "none":
             return None
-        return Average(trained, trained.settings.ema_decay, self.place)
+        return Average(run, run.settings.ema_decay, self.place)
 
-    def evidence(self, trained: TrainingRun) -> dict[str, Any]:
-        average: Any = trained.attached.get(self.name)
+    def evidence(self, run: TrainingRun) -> dict[str, Any]:
+        average: Any = run.attached.get(self.name)
         if self.place == "none":
             demand(average is None, "there is an average, expected none")
             return {"bytes": 0}
         demand(isinstance(average, Average), "there is no average")
         found = (average.updates, average.decay)
-        wanted = (trained.optimizer_steps, trained.settings.ema_decay)
+        wanted = (run.optimizer_steps, run.settings.ema_decay)
         demand(found == wanted, f"updates and decay of the average are {found}, expected {wanted}")
-        self._moved(trained, average)
+        self._moved(run, average)
         devices = {s.device.type for s in average.shards}
-        place = "cpu" if self.place == "cpu" else trained.accelerator.device.type
+        place = "cpu" if self.place == "cpu" else run.accelerator.device.type
         demand(devices == {place}, f"the average is on {devices}, expected {place}")
         size = sum(s.numel() * s.element_size() for s in average.shards)
         facts = {"device": place, "bytes": size, "updates": average.updates}
         # If training is in host memory, the placement is the same for every setting.
-        return label(facts, "device") if trained.launch.device == "cpu" else facts
+        return label(facts, "device") if run.launch.device == "cpu" else facts
 
-    def _moved(self, trained: TrainingRun, average: Average) -> None:
+    def _moved(self, run: TrainingRun, average: Average) -> None:
         """Demand that the average has followed the weights, and is not the weights."""
-        shards = trained.engine.shards(trained)
+        shards = run.engine.shards(run)
         (weights,) = [average.followed(p).cpu() for index, p, *_ in shards if index == 0]
         followed, start = average.followed(average.shards[0]).cpu(), average.start.cpu()
         # A float32 average stands still under steps below an ulp of it.

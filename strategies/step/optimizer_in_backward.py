@@ -21,18 +21,18 @@ class InBackward(Attachment):
     share one tensor, it counts once.
     """
 
-    def __init__(self, trained: TrainingRun) -> None:
-        self.trained, self.optimizer = trained, trained.inner_optimizer
+    def __init__(self, run: TrainingRun) -> None:
+        self.run, self.optimizer = run, run.inner_optimizer
         self.live: weakref.WeakSet[Any] = weakref.WeakSet()
         self.norms: list[Any] = []
         self.updates = self.most_bytes = 0
         for group in self.optimizer.param_groups:
             for p in group["params"]:
                 p.register_post_accumulate_grad_hook(functools.partial(self._step, group))
-        trained.gradient_norm = self.gradient_norm
+        run.gradient_norm = self.gradient_norm
 
     def _step(self, group: dict[str, Any], p: Any) -> None:
-        mine = self.trained.engine.part(p.grad).tensor
+        mine = self.run.engine.part(p.grad).tensor
         self.live.add(mine.untyped_storage())
         self.most_bytes = max(self.most_bytes, sum(s.nbytes() for s in self.live))
         self.norms.append(mine.norm())
@@ -52,10 +52,10 @@ class InBackward(Attachment):
         import torch
 
         own = torch.linalg.vector_norm(torch.stack(self.norms))
-        if "shards" not in self.trained.launch.traits:
+        if "shards" not in self.run.launch.traits:
             return own
         squares = own.float().square()
-        return self.trained.accelerator.reduce(squares, reduction="sum").sqrt()
+        return self.run.accelerator.reduce(squares, reduction="sum").sqrt()
 
     def after_step(self) -> None:
         self.norms = []
@@ -79,21 +79,21 @@ class OptimizerInBackward(Strategy):
     def traits(self) -> frozenset[str]:
         return frozenset({"frees_gradients", "early_gradients"})
 
-    def attach(self, trained: TrainingRun) -> InBackward:
-        return InBackward(trained)
+    def attach(self, run: TrainingRun) -> InBackward:
+        return InBackward(run)
 
-    def evidence(self, trained: TrainingRun) -> dict[str, Any]:
-        stepper: Any = trained.attached.get(self.name)
+    def evidence(self, run: TrainingRun) -> dict[str, Any]:
+        stepper: Any = run.attached.get(self.name)
         demand(isinstance(stepper, InBackward), "the optimizer does not step in backward")
-        optimized = trained.optimized()
-        wanted = len(optimized) * (trained.optimizer_steps - trained.resumed_steps)
+        optimized = run.optimized()
+        wanted = len(optimized) * (run.optimizer_steps - run.resumed_steps)
         text = f"{stepper.updates} parameters were stepped in backward, expected {wanted}"
         demand(stepper.updates == wanted, text)
-        found = trained.engine.report(trained).gradient_bucket_bytes
+        found = run.engine.report(run).gradient_bucket_bytes
         sizes = sorted([w.nbytes for w in optimized] if found is None else found)
         # The current one, and the one before it, which autograd releases a moment later; torch's
         # FSDP2 has released a block's before it reduces the next.
-        most = sum(sizes[-1 if "dtensor_weights" in trained.launch.traits else -2 :])
+        most = sum(sizes[-1 if "dtensor_weights" in run.launch.traits else -2 :])
         text = f"{stepper.most_bytes} bytes of gradients were alive at once"
         demand(stepper.most_bytes <= most, f"{text}, expected at most {most}")
         return {"most_gradient_bytes": stepper.most_bytes, "all_gradient_bytes": sum(sizes)}

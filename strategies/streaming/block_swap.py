@@ -112,25 +112,25 @@ class BlockSwap(Strategy):
         blocks = subject.blocks(module)
         return {index: blocks[index] for index in spread(self.blocks, len(blocks))}
 
-    def attach(self, trained: TrainingRun) -> Attachment:
+    def attach(self, run: TrainingRun) -> Attachment:
         from strategies.streaming.streamer import Streamer
 
-        chosen = self._chosen(trained.module, trained.subject)
+        chosen = self._chosen(run.module, run.subject)
         taken = {index: block.__dict__.pop("swapped") for index, block in chosen.items()}
-        streamer = Streamer(trained, taken)
+        streamer = Streamer(run, taken)
         free = streamer.stepped()
         if free:  # a group of their own: no optimizer operation spans both devices
-            trained.inner_optimizer.add_param_group({"params": free})
+            run.inner_optimizer.add_param_group({"params": free})
         return streamer
 
-    def observe(self, trained: TrainingRun) -> AbstractContextManager[Any]:
-        streamer: Any = trained.attached.get(self.name)
+    def observe(self, run: TrainingRun) -> AbstractContextManager[Any]:
+        streamer: Any = run.attached.get(self.name)
         return streamer.watched() if streamer else nullcontext()
 
-    def evidence(self, trained: TrainingRun) -> dict[str, Any]:
-        streamer: Any = trained.attached.get(self.name)
+    def evidence(self, run: TrainingRun) -> dict[str, Any]:
+        streamer: Any = run.attached.get(self.name)
         demand(streamer is not None, "no block's weights are streamed")
         found = len(streamer.streamed)
         demand(found == self.blocks, f"{found} blocks are streamed, expected {self.blocks}")
-        facts: dict[str, Any] = streamer.facts(self.note(trained), AT_ONCE)
+        facts: dict[str, Any] = streamer.facts(self.note(run), AT_ONCE)
         return facts

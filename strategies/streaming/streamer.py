@@ -35,10 +35,10 @@ class Streamer(Attachment):
     those in host memory, and gradients go there.
     """
 
-    def __init__(self, trained: TrainingRun, taken: dict[int, list[Taken]]) -> None:
-        self.trained = trained
-        device, fused = trained.accelerator.device, "frees_gradients" in trained.launch.traits
-        cuda = trained.launch.device == "cuda"  # in a prediction too
+    def __init__(self, run: TrainingRun, taken: dict[int, list[Taken]]) -> None:
+        self.run = run
+        device, fused = run.accelerator.device, "frees_gradients" in run.launch.traits
+        cuda = run.launch.device == "cuda"  # in a prediction too
         lane, out = (torch.cuda.Stream(device) if cuda else None for _ in range(2))
         self.host_copy = AsyncHostCopy(out)
         self.streamed = {
@@ -50,23 +50,23 @@ class Streamer(Attachment):
         self.hosts = [weight.host for _, weight in pairs]
         self.fused = {w.here: (one, w) for one, w in pairs if fused and w.here.requires_grad}
         if self.fused:
-            trained.inner_optimizer.register_step_post_hook(self._stepped)
+            run.inner_optimizer.register_step_post_hook(self._stepped)
         self.reached: int | None = None
         self.waiting: int | None = None
         self.seen: Counter[str] | None = None
-        for index, block in enumerate(trained.blocks()):
-            block.forward = functools.partial(self.run, index, block.forward)
+        for index, block in enumerate(run.blocks()):
+            block.forward = functools.partial(self.run_block, index, block.forward)
 
     def _averaged(self, gradient: Tensor) -> Tensor:
         """Return the mean of a gradient over replicas, if any, after the last micro-batch."""
-        replicas = "replicas" in self.trained.launch.traits
-        if not replicas or not self.trained.accelerator.sync_gradients:
+        replicas = "replicas" in self.run.launch.traits
+        if not replicas or not self.run.accelerator.sync_gradients:
             return gradient
-        return self.trained.accelerator.reduce(gradient, reduction="mean")
+        return self.run.accelerator.reduce(gradient, reduction="mean")
 
     # ---- forward ----
 
-    def run(self, index: int, plain: Any, *given: Any, **named: Any) -> Any:
+    def run_block(self, index: int, plain: Any, *given: Any, **named: Any) -> Any:
         """Run a block with its weights on the device, also in recomputation."""
         again = torch._C._current_graph_task_id() != -1
         if again:  # in backward, which needs the reached block after this one
@@ -183,9 +183,9 @@ class Streamer(Attachment):
         places = {p.device.type for p in self.hosts}
         demand(places == {"cpu"}, f"the streamed weights are stored on {places}, expected cpu")
         pinned = all(flat.host.is_pinned() for one in self.streamed.values() for flat in one.flats)
-        demand(pinned or self.trained.launch.device != "cuda", "the host memory is not pinned")
-        engine = self.trained.engine
-        stepped = {id(s.tensor): s.state() for s in engine.shards(self.trained)}
+        demand(pinned or self.run.launch.device != "cuda", "the host memory is not pinned")
+        engine = self.run.engine
+        stepped = {id(s.tensor): s.state() for s in engine.shards(self.run)}
         states = [stepped.get(id(p), {}) for p in self.hosts if p.requires_grad]
         demand(all(states), f"{states.count({})} of {len(states)} weights were never stepped")
         facts = {"blocks": len(sizes), "host_weight_bytes": sum(sizes)}
@@ -207,7 +207,7 @@ class Streamer(Attachment):
         return self.fused
 
     def hosted(self) -> Iterable[Tensor]:
-        optimizer = self.trained.inner_optimizer.state
+        optimizer = self.run.inner_optimizer.state
         for p in self.hosts:
             states = optimizer.get(p, {}).values()
             grads = () if p.grad is None else (p.grad,)

@@ -31,10 +31,10 @@ from strategies.evidence.watching import observing
 FOLDER = Path(sys.argv[sys.argv.index("--out") + 1])
 
 
-def answer(name: str, trained: TrainingRun) -> str:
+def answer(name: str, run: TrainingRun) -> str:
     """What the evidence of sharding strategy ``name`` finds in this run."""
     try:
-        CATALOG[name]().evidence(trained)
+        CATALOG[name]().evidence(run)
     except NotInForce as error:
         return f"NotInForce: {error}"
     except Exception as error:
@@ -42,29 +42,27 @@ def answer(name: str, trained: TrainingRun) -> str:
     return "shown"
 
 
-def crossed(trained: TrainingRun) -> dict[str, str]:
+def crossed(run: TrainingRun) -> dict[str, str]:
     """Answers to each launch; all ranks ask in the same order, since some answers communicate."""
     found = {}
     for name in sharding.sharding_kinds():
-        launch = parse(name).launch("cpu", trained.launch.processes, trained.subject)
-        found[name] = answer(name, dataclasses.replace(trained, launch=launch))
-    if trained.launch.layout.replicate > 1:
-        first = trained.engine.part(
-            next(p for p in trained.module.parameters() if p.requires_grad)
-        ).tensor
+        launch = parse(name).launch("cpu", run.launch.processes, run.subject)
+        found[name] = answer(name, dataclasses.replace(run, launch=launch))
+    if run.launch.layout.replicate > 1:
+        first = run.engine.part(next(p for p in run.module.parameters() if p.requires_grad)).tensor
         with torch.no_grad():
-            first.flatten()[0] += trained.accelerator.process_index
-        found["drifted"] = answer(trained.launch.sharding, trained)
+            first.flatten()[0] += run.accelerator.process_index
+        found["drifted"] = answer(run.launch.sharding, run)
     return found
 
 
-def pretended(trained: TrainingRun) -> dict[str, str]:
+def pretended(run: TrainingRun) -> dict[str, str]:
     """Answers to other launches with DeepSpeed's flags as theirs: what was done is still that."""
     found = {}
     for name in os.environ.get("PRETEND", "").split():
-        launch = parse(name).launch("cpu", trained.launch.processes, trained.subject)
-        with flags_as(launch.engine, trained.model):
-            found[name] = answer(name, dataclasses.replace(trained, launch=launch))
+        launch = parse(name).launch("cpu", run.launch.processes, run.subject)
+        with flags_as(launch.engine, run.model):
+            found[name] = answer(name, dataclasses.replace(run, launch=launch))
     return found
 
 
@@ -87,47 +85,47 @@ def flags_as(engine: Any, ds: Any) -> Iterator[None]:
         yield
 
 
-def watched_again(trained: TrainingRun, backward: Callable[[Any], None]) -> str:
+def watched_again(run: TrainingRun, backward: Callable[[Any], None]) -> str:
     """The answer to its own launch after one more watched ``backward`` of a loss, and no step of
     the optimizer. The method is looked up in the step: watching replaces it by one that marks."""
 
     def step() -> None:
-        backward(states.loss_once(trained))
-        trained.micro_steps += 1
+        backward(states.loss_once(run))
+        run.micro_steps += 1
 
-    with observing(trained, ()):
+    with observing(run, ()):
         step()
-    return answer(trained.launch.sharding, trained)
+    return answer(run.launch.sharding, run)
 
 
-def in_other_types(trained: TrainingRun) -> str:
+def in_other_types(run: TrainingRun) -> str:
     """What DDP's evidence says when gradients travel in bfloat16, and no setting tells it."""
     from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 
     # DDP refuses this hook by its name where it was not tried; gloo takes bfloat16.
-    trained.model.register_comm_hook(None, lambda state, bucket: bf16_compress_hook(state, bucket))
-    return watched_again(trained, lambda loss: trained.accelerator.backward(loss))
+    run.model.register_comm_hook(None, lambda state, bucket: bf16_compress_hook(state, bucket))
+    return watched_again(run, lambda loss: run.accelerator.backward(loss))
 
 
-def kept_whole(trained: TrainingRun) -> str:
+def kept_whole(run: TrainingRun) -> str:
     """What ZeRO-3's evidence says where weights stay whole because they are used again later."""
-    coordinator = trained.model.optimizer.parameter_offload.get_param_coordinator()
+    coordinator = run.model.optimizer.parameter_offload.get_param_coordinator()
     reach = "_PartitionedParameterCoordinator__max_reuse_dist_in_numel"
     with mock.patch.object(coordinator, reach, 2**60):
         # accelerate's would step, too
-        return watched_again(trained, lambda loss: trained.model.backward(loss))
+        return watched_again(run, lambda loss: run.model.backward(loss))
 
 
-def observe(trained: TrainingRun) -> Any:
+def observe(run: TrainingRun) -> Any:
     """Stands in for ``collect_evidence``: its answer, and the further look after it."""
-    collected = real(trained)
-    pretending = pretended(trained)
-    if "replicas" in trained.launch.traits:
-        pretending["bfloat16 on the wire"] = in_other_types(dataclasses.replace(trained))
-    found = crossed(trained)
-    if trained.launch.sharding.startswith("zero3"):
-        pretending["kept whole"] = kept_whole(dataclasses.replace(trained))
-    rank = trained.accelerator.process_index
+    collected = real(run)
+    pretending = pretended(run)
+    if "replicas" in run.launch.traits:
+        pretending["bfloat16 on the wire"] = in_other_types(dataclasses.replace(run))
+    found = crossed(run)
+    if run.launch.sharding.startswith("zero3"):
+        pretending["kept whole"] = kept_whole(dataclasses.replace(run))
+    rank = run.accelerator.process_index
     (FOLDER / f"crossed{rank}.json").write_text(json.dumps(found))
     (FOLDER / f"pretended{rank}.json").write_text(json.dumps(pretending))
     return collected

@@ -65,19 +65,19 @@ def whole(fields: dict[str, Any]) -> dict[str, Any]:
 hosted = facts.hosted
 
 
-def weights_too(trained: TrainingRun) -> Iterator[Any]:
+def weights_too(run: TrainingRun) -> Iterator[Any]:
     """Says of weights that are on the device that they are in host memory."""
-    yield from hosted(trained)
-    yield from (p.data for p in trained.module.parameters())
+    yield from hosted(run)
+    yield from (p.data for p in run.module.parameters())
 
 
-WORDS = {"engine": hosted, "weights too": weights_too, "nothing": lambda trained: iter(())}
+WORDS = {"engine": hosted, "weights too": weights_too, "nothing": lambda run: iter(())}
 """Who says what is in host memory -> how."""
 
 
-def misplaced(trained: TrainingRun) -> tuple[int, list[str]]:
+def misplaced(run: TrainingRun) -> tuple[int, list[str]]:
     """How many tensors are said to be in host memory, and which are elsewhere than was said."""
-    inventory, attached = trained.engine.held(trained), trained.attached.values()
+    inventory, attached = run.engine.held(run), run.attached.values()
     host = [*inventory.host, *(t for a in attached for t in a.hosted())]
     every = [t for some in inventory.tensors.values() for t in some]
     every += [t for a in attached for t in a.tensors()]
@@ -96,11 +96,11 @@ def placed(fields: dict[str, Any]) -> dict[str, Any]:
     have not on a CPU."""
     resolved, found, know = resolve(Spec(**fields)), {}, Tracer.know
 
-    def look(tracer: Tracer, trained: TrainingRun) -> None:
-        know(tracer, trained)
+    def look(tracer: Tracer, run: TrainingRun) -> None:
+        know(tracer, run)
         for name, words in WORDS.items():
             with mock.patch.object(facts, "hosted", words):
-                found[name] = misplaced(trained)
+                found[name] = misplaced(run)
 
     # Bytes of tensors are compared, not the blocks in which a GPU's host memory is pinned.
     blocks = mock.patch.object(trace, "pinned_block", lambda size: size)

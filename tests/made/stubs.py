@@ -236,9 +236,9 @@ DISTILLED = Distill.attach
 def then(change):
     """Attached as ever, and changed by ``change(teacher, lesson)``."""
 
-    def attach(self, trained):
-        teacher = DISTILLED(self, trained)
-        change(teacher, trained.supervise)
+    def attach(self, run):
+        teacher = DISTILLED(self, run)
+        change(teacher, run.supervise)
         return teacher
 
     return attach
@@ -254,9 +254,9 @@ def moves(teacher, lesson):
 
 
 def taught_by(kind):
-    def attach(self, trained):
-        teacher = DISTILLED(self, trained)
-        trained.supervise = kind(teacher, trained.supervise.captured, self.weights)
+    def attach(self, run):
+        teacher = DISTILLED(self, run)
+        run.supervise = kind(teacher, run.supervise.captured, self.weights)
         return teacher
 
     return attach
@@ -417,8 +417,8 @@ LOST |= {
 MASKS = Prune.attach
 
 
-def idle_masks(self, trained):
-    masks = MASKS(self, trained)
+def idle_masks(self, run):
+    masks = MASKS(self, run)
     for parameter, _ in masks.pruned:
         parameter._backward_hooks.clear()
     masks.after_step = lambda: None
@@ -447,8 +447,8 @@ class Hoarding(InBackward):
         super()._step(group, p)
 
 
-def hoard(self, trained):
-    return Hoarding(trained)
+def hoard(self, run):
+    return Hoarding(run)
 
 
 class Half(Caller):
@@ -475,8 +475,8 @@ class Counting(Average):
 
 
 def attach(kind=Average, decay=None, place="device"):
-    def attached(self, trained):
-        return kind(trained, trained.settings.ema_decay if decay is None else decay, place)
+    def attached(self, run):
+        return kind(run, run.settings.ema_decay if decay is None else decay, place)
 
     return attached
 
@@ -511,31 +511,31 @@ FROZEN = "single+block_swap:blocks=3+lora"
 FUSED = "single+block_swap:blocks=3+optimizer_in_backward"
 
 
-def put_back(self, trained):
+def put_back(self, run):
     """The model as it was; nothing is streamed."""
-    for block in CHOSEN(self, trained.module, trained.subject).values():
+    for block in CHOSEN(self, run.module, run.subject).values():
         for owner, name, p in block.swapped:
             owner._parameters[name] = p
 
 
-def never_released(self, trained):
-    streamer = ATTACH(self, trained)
+def never_released(self, run):
+    streamer = ATTACH(self, run)
     for one in streamer.streamed.values():
         one.release = nothing
     return streamer
 
 
-def released_after_the_step(self, trained):
+def released_after_the_step(self, run):
     """All weights come in forward, and go when the step is over."""
-    streamer = ATTACH(self, trained)
+    streamer = ATTACH(self, run)
     keep = streamer._keep
     streamer._keep = lambda wanted: keep([*wanted, *streamer._there()] if wanted else [])
     return streamer
 
 
-def never_returned(self, trained):
+def never_returned(self, run):
     """The last block's stepped weights stay on the device."""
-    streamer = ATTACH(self, trained)
+    streamer = ATTACH(self, run)
     streamer.streamed[max(streamer.streamed)].keep = nothing
     return streamer
 
@@ -544,9 +544,9 @@ def one_block_fewer(self, module, subject):
     return dict(list(CHOSEN(self, module, subject).items())[1:])
 
 
-def not_optimized(self, trained):
-    with mock.patch.object(type(trained.inner_optimizer), "add_param_group", nothing):
-        return ATTACH(self, trained)
+def not_optimized(self, run):
+    with mock.patch.object(type(run.inner_optimizer), "add_param_group", nothing):
+        return ATTACH(self, run)
 
 
 LOST |= {

@@ -81,7 +81,7 @@ def traced(train_here, recipe: str, monkeypatch=None, lie=None):
     if lie:
         engine, held = type(run.engine), run.engine.held(run)
         wrong = TensorInventory(held.tensors, host=tuple(lie(run)))
-        monkeypatch.setattr(engine, "held", lambda self, trained: wrong)
+        monkeypatch.setattr(engine, "held", lambda self, run: wrong)
     step = run.optimizer_steps
     held = [*vars(run.feed.dataset).values(), *left]
     return trace_step(run, "cpu", lambda: optimizer_step(run, step), held)

@@ -21,10 +21,10 @@ from strategies.engine import TrainingRun
 LAUNCH = parse("ddp").launch("cpu", 1, SUBJECT)
 
 
-def dense(self, trained):
+def dense(self, run):
     """torch's own all-reduce, counted."""
     hooks, _, counted = compress.counted_hooks()
-    return compress.Compression(trained, lambda bucket: hooks.allreduce_hook(None, bucket), counted)
+    return compress.Compression(run, lambda bucket: hooks.allreduce_hook(None, bucket), counted)
 
 
 class Forgetful(topk.TopKHook):
@@ -67,7 +67,7 @@ def trained_with(strategy, steps: int = 4) -> TrainingRun:
     make = getattr(strategy, "make_optimizer", lambda *_: None)
     weights = [p for p in module.parameters() if p.requires_grad]
     optimizer = make(weights, Settings(), LAUNCH) or torch.optim.SGD(weights, lr=0.1)
-    trained = TrainingRun(
+    run = TrainingRun(
         accelerator=SimpleNamespace(num_processes=1, scaler=None),
         model=ddp,
         module=module,
@@ -76,9 +76,9 @@ def trained_with(strategy, steps: int = 4) -> TrainingRun:
         settings=Settings(),
         attached={},
     )
-    attached = strategy.attach(trained)
+    attached = strategy.attach(run)
     if attached is not None:
-        trained.attached[strategy.name] = attached
+        run.attached[strategy.name] = attached
     generator = torch.Generator().manual_seed(0)
     for _ in range(steps):
         x_BCHW = torch.randn(2, 4, 32, 32, generator=generator)
@@ -86,10 +86,10 @@ def trained_with(strategy, steps: int = 4) -> TrainingRun:
         ddp(x_BCHW, index_B, index_B).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
-        for kept in trained.attached.values():
+        for kept in run.attached.values():
             kept.after_step()
-        trained.optimizer_steps += 1
-    return trained
+        run.optimizer_steps += 1
+    return run
 
 
 @pytest.mark.parametrize(
@@ -109,22 +109,22 @@ def test_bytes_on_the_wire_are_counted(strategy, low, high, group):
 @pytest.mark.parametrize("strategy", [Compress(), TopK()], ids=str)
 def test_buckets_that_a_hook_was_given_are_counted_once(strategy, group):
     """By DDP's books, and not again where Python still holds a tensor of one."""
-    trained = trained_with(strategy)
-    trained.accelerator.device = torch.device("cpu")
-    held = trained.engine.held(trained)
+    run = trained_with(strategy)
+    run.accelerator.device = torch.device("cpu")
+    held = run.engine.held(run)
     found = Tracer({"cpu": "device"})
-    register_living(found, trained)
+    register_living(found, run)
     buckets = [s.size for s in found.record.storages if s.category == "buckets"]
     assert held.hidden > 0 and buckets == [held.hidden]
     assert held.seen and not held.seen & found._live.keys()
 
 
 def test_what_top_k_keeps_back_and_what_it_sends_is_the_whole_gradient(group):
-    trained = trained_with(TopK(keep=0.1), steps=1)
+    run = trained_with(TopK(keep=0.1), steps=1)
     exact = trained_with(SimpleNamespace(name="none", attach=lambda _: None), steps=1)
-    hook = trained.attached["topk"]
+    hook = run.attached["topk"]
     start = trained_with(SimpleNamespace(name="none", attach=lambda _: None), steps=0)
-    parts = (m.module.parameters() for m in (trained, exact, start))
+    parts = (m.module.parameters() for m in (run, exact, start))
     for i, (sparse, dense, first) in enumerate(zip(*parts, strict=True)):
         if sparse.requires_grad:
             sent, full = (first - sparse) / 0.1, (first - dense) / 0.1
@@ -148,9 +148,9 @@ def test_what_is_kept_back_survives_a_resume(group, tmp_path):
 def test_evidence_is_lost_when_the_hook_is_another(case, group, monkeypatch):
     strategy, attach = LOST[case]
     monkeypatch.setattr(type(strategy), "attach", attach)
-    trained = trained_with(strategy)
+    run = trained_with(strategy)
     with pytest.raises(NotInForce):
-        strategy.evidence(trained)
+        strategy.evidence(run)
 
 
 def test_the_dense_steps_before_powersgd_prove_nothing(group):

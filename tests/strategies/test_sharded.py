@@ -59,10 +59,10 @@ def rank_0(train_here, monkeypatch):
     ],
 )
 def test_a_rank_s_share_is_read_off_its_bytes(recipe, ranks, share, rank_0):
-    trained = rank_0(recipe, ranks)
-    engine, layout = trained.engine, trained.launch.layout
-    facts = engine.evidence(trained)
-    whole = sum(p.numel() for p in trained.module.parameters())
+    run = rank_0(recipe, ranks)
+    engine, layout = run.engine, run.launch.layout
+    facts = engine.evidence(run)
+    whole = sum(p.numel() for p in run.module.parameters())
     assert facts["parameter_bytes"] == pytest.approx(4 * whole * share, rel=0.02)
     assert facts["optimizer_share"] == pytest.approx(share, abs=0.01)
     assert facts["groups"] == facts["blocks"] + 1 == 5
@@ -75,46 +75,46 @@ def test_a_rank_s_share_is_read_off_its_bytes(recipe, ranks, share, rank_0):
 
 
 def test_within_backward_one_block_s_gradients_are_alive_at_once(rank_0, monkeypatch):
-    trained = rank_0(EARLY, 2)
+    run = rank_0(EARLY, 2)
     (part,) = (p for p in parse(EARLY).strategies if p.name == "optimizer_in_backward")
-    facts = part.evidence(trained)
-    block = 4 * sum(p.numel() for p in trained.blocks()[0].parameters()) // 2
+    facts = part.evidence(run)
+    block = 4 * sum(p.numel() for p in run.blocks()[0].parameters()) // 2
     assert facts["most_gradient_bytes"] == block < facts["all_gradient_bytes"] / 4
     torch.distributed.destroy_process_group()
     # What hybrid sharding averages torch holds: nothing would be freed early.
     own = Fsdp.traits.fget
     monkeypatch.setattr(Fsdp, "traits", property(lambda self: own(self) - {"held_gradients"}))
-    trained = rank_0("hsdp+optimizer_in_backward", 4)
+    run = rank_0("hsdp+optimizer_in_backward", 4)
     with pytest.raises(NotInForce, match="gradients were alive at once"):
-        part.evidence(trained)
+        part.evidence(run)
 
 
 @pytest.mark.parametrize(
     ("recipe", "name", "bits"), [("fsdp2+cast+lora", "cast", 8), ("hsdp+qlora", "qlora", 4)]
 )
 def test_codes_are_cut_as_bytes_and_their_scales_are_whole(recipe, name, bits, rank_0):
-    trained = rank_0(recipe, 4)
+    run = rank_0(recipe, 4)
     (part,) = (p for p in parse(recipe).strategies if p.name == name)
-    facts, engine = part.evidence(trained), trained.engine.evidence(trained)
+    facts, engine = part.evidence(run), run.engine.evidence(run)
     (whole,) = (facts[k] for k in ("coded_bytes", "packed_bytes") if k in facts)
     (here,) = (facts[k] for k in ("coded_bytes_here", "packed_bytes_here") if k in facts)
-    codes = [p for p in trained.module.parameters() if not p.is_floating_point()]
-    packed = [m for m in trained.module.modules() if type(m).__name__ in ("Packed", "Coded")]
+    codes = [p for p in run.module.parameters() if not p.is_floating_point()]
+    packed = [m for m in run.module.modules() if type(m).__name__ in ("Packed", "Coded")]
     elements = sum(m.in_features * m.out_features for m in packed)
-    assert whole == elements * bits // 8 and here == whole // trained.launch.layout.shard
-    assert len(codes) == len(packed) >= len(trained.subject.linears)
+    assert whole == elements * bits // 8 and here == whole // run.launch.layout.shard
+    assert len(codes) == len(packed) >= len(run.subject.linears)
     # What is gathered is what is stored: blocks, with their codes, in backward again.
     gathered = engine["gathered_bytes"]
     assert gathered["forward"] == engine["parameter_bytes"] > gathered["backward"] > here
 
 
 def test_weights_are_gathered_in_float8(rank_0, monkeypatch):
-    trained = rank_0("fsdp2+fp8:emulate=on,gather=fp8", 2)
+    run = rank_0("fsdp2+fp8:emulate=on,gather=fp8", 2)
     (part,) = (p for p in parse("fsdp2+fp8:emulate=on,gather=fp8").strategies if p.name == "fp8")
-    facts = part.evidence(trained)
-    assert facts["gathered_in_float8"] > 0 and trained.engine.evidence(trained)
+    facts = part.evidence(run)
+    assert facts["gathered_in_float8"] > 0 and run.engine.evidence(run)
     # A share keeps nothing of torchao's wrapper, which refers to the whole weight.
-    assert [p for p in trained.module.parameters() if "_tensor" in vars(p)] == []
+    assert [p for p in run.module.parameters() if "_tensor" in vars(p)] == []
     torch.distributed.destroy_process_group()
     monkeypatch.setattr("strategies.precision.float8._gather_in_float8", lambda layer: None)
     with pytest.raises(NotInForce, match=r"0 of \d+ weights are gathered"):
@@ -194,19 +194,19 @@ def test_evidence_is_lost_when_the_effect_is_stubbed(case, rank_0, monkeypatch):
         monkeypatch.setattr(Fsdp, "fill", Engine.fill)
         monkeypatch.setattr("accelerate.Accelerator.prepare", lambda self, *objects: objects)
         monkeypatch.setattr("accelerate.Accelerator.no_sync", always_in_sync)
-    trained = rank_0(recipe, 4 if {"hsdp", "fsdp2+tp"} & {recipe} else 2)
+    run = rank_0(recipe, 4 if {"hsdp", "fsdp2+tp"} & {recipe} else 2)
     with pytest.raises(NotInForce) as caught:
-        trained.engine.evidence(trained)
+        run.engine.evidence(run)
     assert words in str(caught.value)
 
 
 def test_a_share_that_is_a_view_of_the_whole_saves_nothing(rank_0):
-    trained = rank_0("fsdp2", 2)
-    p = max(trained.module.parameters(), key=lambda p: p.numel())
+    run = rank_0("fsdp2", 2)
+    p = max(run.module.parameters(), key=lambda p: p.numel())
     mine = p._local_tensor
     p._local_tensor = torch.zeros(8 * mine.numel()).narrow(0, 0, mine.numel()).view(mine.shape)
     with pytest.raises(NotInForce, match="bytes of weights, expected at most"):
-        trained.engine.evidence(trained)
+        run.engine.evidence(run)
 
 
 # ---- refused ----

@@ -135,7 +135,7 @@ class TraceAdapter:
     def adapt_accelerator(self, accelerator: Any, launch: RunContext) -> None:
         """Set the new ``Accelerator``'s state to its state on GPUs."""
 
-    def prepared(self, trained: TrainingRun, recorder: AllocationRecorder) -> Callable[[], None]:
+    def prepared(self, run: TrainingRun, recorder: AllocationRecorder) -> Callable[[], None]:
         """Record the memory that lives outside the prepared objects.
         Called between ``Engine.ready`` and the first step. The returned function is called after
         the last step."""

@@ -114,13 +114,13 @@ class ZeroAdapter(TraceAdapter):
                 block["device"] = "cpu"
                 block.pop("nvme_path", None)
 
-    def prepared(self, trained: TrainingRun, recorder: AllocationRecorder) -> Callable[[], None]:
+    def prepared(self, run: TrainingRun, recorder: AllocationRecorder) -> Callable[[], None]:
         """Record the buffers through which DeepSpeed swaps.
         Source: deepspeed 0.19, runtime/swap_tensor/partitioned_optimizer_swapper.py
         (``buffer_count`` pinned buffers, each as large as the largest sub-group in float32)."""
         if self.engine.place("optimizer") != "nvme":
             return lambda: None
-        masters = trained.model.optimizer.fp32_partitioned_groups_flat
+        masters = run.model.optimizer.fp32_partitioned_groups_flat
         # Offload to memory keeps a float32 gradient for each master; swapping does not.
         gradients = [m.grad for m in masters if m.grad is not None]
         recorder.tag("optimizer_state", gradients)
@@ -128,7 +128,7 @@ class ZeroAdapter(TraceAdapter):
             recorder.pin(gradient, False)
         count = self.engine.zero["offload_optimizer"].get("buffer_count", BUFFERS)
         size = 4 * max(master.numel() for master in masters)
-        if trained.launch.device != "cpu":  # a CPU run pins nothing
+        if run.launch.device != "cpu":  # a CPU run pins nothing
             size = pinned_block(size)
         for _ in range(count):
             recorder.hold("host", size, "swap buffers", "temporaries")

@@ -48,10 +48,10 @@ class Part:
 
 
 @contextlib.contextmanager
-def bordered(trained: TrainingRun, borders: list[Border], record: Record) -> Iterator[None]:
+def bordered(run: TrainingRun, borders: list[Border], record: Record) -> Iterator[None]:
     """Append the start of each block to ``borders`` while the context is active."""
     handles = []
-    for number, group in enumerate(trained.subject.groups(trained.module)):
+    for number, group in enumerate(run.subject.groups(run.module)):
         for index, block in enumerate(group):
             place = "first" if index == 0 else "last" if index == len(group) - 1 else "between"
 

@@ -30,39 +30,39 @@ KINDS = {
 Other collectives are a strategy's."""
 
 
-def evidence(trained: TrainingRun) -> dict[str, Any]:
+def evidence(run: TrainingRun) -> dict[str, Any]:
     """Return facts of the model and the optimizer, and of the watched step.
 
     Raises:
         NotInForce: something is not sharded, not by block, or not as requested.
     """
-    model = trained.model
+    model = run.model
     demand(
-        isinstance(model, FSDPModule) and trained.accelerator.is_fsdp2,
+        isinstance(model, FSDPModule) and run.accelerator.is_fsdp2,
         f"the model is a {type(model).__name__}, expected one made by fully_shard",
     )
-    looks = [functools.partial(look, trained) for look in (weights, state, settings)]
-    if trained.launch.layout.replicate > 1:
+    looks = [functools.partial(look, run) for look in (weights, state, settings)]
+    if run.launch.layout.replicate > 1:
         group = next(model.parameters()).device_mesh.get_group(0)
-        looks.append(functools.partial(copies, trained, group=group))
-    found = {"gathered_as": shard.gathered_as(trained.module), **together(trained, *looks)}
-    named = {"parameters_on", "optimizer_on"} if trained.launch.device == "cpu" else set()
+        looks.append(functools.partial(copies, run, group=group))
+    found = {"gathered_as": shard.gathered_as(run.module), **together(run, *looks)}
+    named = {"parameters_on", "optimizer_on"} if run.launch.device == "cpu" else set()
     # A step of Headroom's loop: a script's may reduce more often.
-    own = "own_loop" not in trained.launch.traits
-    if own and trained.observed is not None and trained.observed.ran:
-        found |= _wire(trained)
+    own = "own_loop" not in run.launch.traits
+    if own and run.observed is not None and run.observed.ran:
+        found |= _wire(run)
     else:
         named.add("reshard_after_forward")
     return label(found, *named) if named & found.keys() else found
 
 
-def weights(trained: TrainingRun) -> dict[str, Any]:
+def weights(run: TrainingRun) -> dict[str, Any]:
     """Check that each parameter is sharded by rows over the requested mesh, and return the bytes
     stored on this rank, including the storage behind each share."""
-    layout, grouped = trained.launch.layout, trained.engine.hybrid
+    layout, grouped = run.launch.layout, run.engine.hybrid
     mesh = (layout.replicate, layout.sharers) if grouped else (layout.sharers,)
     wanted = (Replicate(), Shard(0)) if grouped else (Shard(0),)
-    every = dict(trained.module.named_parameters())
+    every = dict(run.module.named_parameters())
     named = every
     if layout.tensor > 1:  # weights that tp cuts are on two axes, and shown by tp
         named = {n: p for n, p in every.items() if len(getattr(p, "placements", ())) < 2}
@@ -80,11 +80,11 @@ def weights(trained: TrainingRun) -> dict[str, Any]:
     return {"mesh": list(mesh), "parameter_bytes": stored}
 
 
-def state(trained: TrainingRun) -> dict[str, Any]:
+def state(run: TrainingRun) -> dict[str, Any]:
     """Check that the optimizer steps the model's own parameters, and holds a share of state for
     each."""
-    optimizer = trained.inner_optimizer
-    free = [p for p in trained.module.parameters() if p.requires_grad]
+    optimizer = run.inner_optimizer
+    free = [p for p in run.module.parameters() if p.requires_grad]
     stepped = {id(p) for group in optimizer.param_groups for p in group["params"]}
     strange = len(stepped ^ set(map(id, free)))
     demand(not strange, f"{strange} parameters are only in the optimizer or only in the model")
@@ -99,10 +99,10 @@ def state(trained: TrainingRun) -> dict[str, Any]:
     return {"optimizer_share": round(here / whole, 4)} if whole else {}
 
 
-def settings(trained: TrainingRun) -> dict[str, Any]:
+def settings(run: TrainingRun) -> dict[str, Any]:
     """Check that each block is a group of its own, resharded after forward and offloaded as
     requested, and that inputs (timesteps) are not rounded."""
-    found, blocks, engine = groups(trained.module), trained.blocks(), trained.engine
+    found, blocks, engine = groups(run.module), run.blocks(), run.engine
     own = {id(module): group for group in found for module in group.modules}
     alone: list[Any] = []
     for block in (block for block in blocks if id(block) in own):
@@ -118,25 +118,25 @@ def settings(trained: TrainingRun) -> dict[str, Any]:
     demand(policies == {engine.offloads}, text)
     facts = {"groups": len(found), "blocks": len(blocks), "reshard_after_forward": wanted}
     if engine.offloads:
-        kept = [v for state in trained.inner_optimizer.state.values() for v in state.values()]
+        kept = [v for state in run.inner_optimizer.state.values() for v in state.values()]
         kept = [local(v) for v in kept if isinstance(v, torch.Tensor) and v.dim()]
-        devices = {t.device.type for t in (*kept, *map(local, trained.module.parameters()))}
+        devices = {t.device.type for t in (*kept, *map(local, run.module.parameters()))}
         demand(devices == {"cpu"}, f"shards are on {sorted(devices)}, expected in host memory")
         facts |= {"parameters_on": "cpu", "optimizer_on": "cpu"}
-    if "own_loop" not in trained.launch.traits:  # a script has its own settings
+    if "own_loop" not in run.launch.traits:  # a script has its own settings
         cast = any(g.mp_policy.cast_forward_inputs and g.mp_policy.param_dtype for g in found)
         demand(not cast, "torch casts the model's inputs, timesteps included")
     return facts
 
 
-def _wire(trained: TrainingRun) -> dict[str, Any]:
+def _wire(run: TrainingRun) -> dict[str, Any]:
     """Check the collectives of the watched step.
 
     All weights are gathered in forward, and blocks again in backward unless they stay gathered.
     Each group's gradients are reduced once, after the last micro-batch.
     """
-    seen, engine, found = trained.observed, trained.engine, groups(trained.module)
-    among = {g.group_name for g in shard.process_groups(trained.module)}
+    seen, engine, found = run.observed, run.engine, groups(run.module)
+    among = {g.group_name for g in shard.process_groups(run.module)}
     ours = [s for s in seen.sent if s.collective in KINDS and s.group in among]
     sent = Counter((KINDS[s.collective], s.phase) for s in ours)
     forward, backward = (
@@ -154,7 +154,7 @@ def _wire(trained: TrainingRun) -> dict[str, Any]:
     )
     if not engine.reshard:
         demand(not backward, f"{backward} bytes were gathered again in backward, expected none")
-    elif "frozen_blocks" not in trained.launch.traits:
+    elif "frozen_blocks" not in run.launch.traits:
         demand(backward > 0, "nothing was gathered again in backward: blocks were not resharded")
     trains = sum(any(p.sharded_param.requires_grad for p in g.fsdp_params) for g in found)
     reduced = sent["scatter", "backward"]

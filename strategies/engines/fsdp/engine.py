@@ -205,59 +205,59 @@ class Fsdp(Engine):
 
     # ---- one optimizer step ----
 
-    def norm(self, trained: TrainingRun, limit: float = 0.0) -> Any:
-        if trained.launch.layout.tensor > 1:
+    def norm(self, run: TrainingRun, limit: float = 0.0) -> Any:
+        if run.launch.layout.tensor > 1:
             from strategies.parallel.tensor import parallelize
 
-            return parallelize.norm([*trained.module.parameters()], limit)
-        return whole(super().norm(trained, limit))
+            return parallelize.norm([*run.module.parameters()], limit)
+        return whole(super().norm(run, limit))
 
     # ---- tensors of a rank: rows of every parameter, as DTensors ----
 
-    def optimized(self, trained: TrainingRun) -> list[torch.Tensor]:
-        return [_shard().local(p) for p in super().optimized(trained)]
+    def optimized(self, run: TrainingRun) -> list[torch.Tensor]:
+        return [_shard().local(p) for p in super().optimized(run)]
 
-    def shards(self, trained: TrainingRun) -> Iterator[Shard]:
+    def shards(self, run: TrainingRun) -> Iterator[Shard]:
         from strategies.parallel.tensor import parallelize
 
-        pieces = parallelize.pieces if trained.launch.layout.tensor > 1 else _shard().pieces
-        local, states = _shard().local, trained.inner_optimizer.state
+        pieces = parallelize.pieces if run.launch.layout.tensor > 1 else _shard().pieces
+        local, states = _shard().local, run.inner_optimizer.state
 
         def state(p: Any) -> Mapping[str, Any]:
             return {key: local(value) for key, value in states.get(p, {}).items()}
 
-        named = [(n, p) for n, p in trained.module.named_parameters() if p.requires_grad]
+        named = [(n, p) for n, p in run.module.named_parameters() if p.requires_grad]
         for number, (name, p) in enumerate(named):
             yield Shard(number, local(p), partial(state, p), partial(pieces, name, p))
 
-    def trace_points(self, trained: TrainingRun) -> TracePoints:
+    def trace_points(self, run: TrainingRun) -> TracePoints:
         """Return the gathered parameters as leaves; they exist from the first forward on."""
-        return TracePoints(_shard().gathered(trained.module), tuple(_shard().makers()))
+        return TracePoints(_shard().gathered(run.module), tuple(_shard().makers()))
 
     def part(self, parameter: Any) -> ParameterPart:
         return ParameterPart(_shard().local(parameter), parameter.shape)
 
-    def whole(self, trained: TrainingRun, parameters: Sequence[Any]) -> Iterator[Any]:
+    def whole(self, run: TrainingRun, parameters: Sequence[Any]) -> Iterator[Any]:
         from strategies.parallel.tensor import parallelize
 
         for parameter in parameters:
             yield parallelize.whole(whole(parameter.detach()), parameter)
 
-    def held(self, trained: TrainingRun) -> TensorInventory:
-        found = super().held(trained)
+    def held(self, run: TrainingRun) -> TensorInventory:
+        found = super().held(run)
         if not self.offloads:
             return found
-        of_weights = [t for p in trained.module.parameters() for t in stored(p.data)]
+        of_weights = [t for p in run.module.parameters() for t in stored(p.data)]
         gradients = [t for g in found.tensors["gradients"] for t in stored(g)]
         return found._replace(host=(*of_weights, *gradients, *found.tensors["optimizer_state"]))
 
     # ---- evidence ----
 
-    def report(self, trained: TrainingRun) -> EngineReport:
-        sizes = tuple(_shard().gradient_bucket_bytes(trained.module))
-        return super().report(trained)._replace(gradient_bucket_bytes=sizes)
+    def report(self, run: TrainingRun) -> EngineReport:
+        sizes = tuple(_shard().gradient_bucket_bytes(run.module))
+        return super().report(run)._replace(gradient_bucket_bytes=sizes)
 
-    def evidence(self, trained: TrainingRun) -> dict[str, Any]:
+    def evidence(self, run: TrainingRun) -> dict[str, Any]:
         from strategies.engines.fsdp import effects
 
-        return effects.evidence(trained)
+        return effects.evidence(run)

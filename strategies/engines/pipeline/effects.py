@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from strategies.engine import TrainingRun
 
 
-def evidence(trained: TrainingRun) -> dict[str, Any]:
+def evidence(run: TrainingRun) -> dict[str, Any]:
     """Return facts of all stages; every rank takes part.
 
     Raises:
@@ -23,20 +23,20 @@ def evidence(trained: TrainingRun) -> dict[str, Any]:
     """
 
     def equal() -> dict[str, float]:
-        ranks = trained.model.ranks
-        return copies(trained, group=ranks.replicas) if ranks.data > 1 else {}
+        ranks = run.model.ranks
+        return copies(run, group=ranks.replicas) if ranks.data > 1 else {}
 
-    return together(trained, partial(_held, trained), partial(_sent, trained), equal)
+    return together(run, partial(_held, run), partial(_sent, run), equal)
 
 
-def _held(trained: TrainingRun) -> dict[str, Any]:
+def _held(run: TrainingRun) -> dict[str, Any]:
     """Check that each parameter is on one stage, and is stepped there, that each run has its
     blocks, and the schedule's class."""
-    model, engine = trained.model, trained.engine
+    model, engine = run.model, run.engine
     demand(isinstance(model, Staged), f"the model is a {type(model).__name__}, expected a stage")
-    mine = {name: p.numel() for name, p in trained.module.named_parameters()}
-    free = {id(p) for p in trained.module.parameters() if p.requires_grad}
-    stepped = {id(p) for group in trained.inner_optimizer.param_groups for p in group["params"]}
+    mine = {name: p.numel() for name, p in run.module.named_parameters()}
+    free = {id(p) for p in run.module.parameters() if p.requires_grad}
+    stepped = {id(p) for group in run.inner_optimizer.param_groups for p in group["params"]}
     each = model.ranks.everyone((mine, sorted(model.cut.blocks)))
     odd = len(free ^ stepped)
     demand(not odd, f"{odd} parameters are only in the stage or only in its optimizer")
@@ -44,7 +44,7 @@ def _held(trained: TrainingRun) -> dict[str, Any]:
     twice = sorted(name for name, times in holders.items() if times > 1)
     demand(not twice, f"{len(twice)} parameters are on several stages, {twice[:1]} first")
     elements = [sum(held.values()) for held, _ in each]
-    total, known = sum(elements), trained.subject.parameters
+    total, known = sum(elements), run.subject.parameters
     demand(total == known, f"all stages hold {total} elements, expected {known}")
     stages, runs = engine.stages, engine.stages * engine.stage_runs
     found, dealt = [runs for _, runs in each], [[*range(n, runs, stages)] for n in range(stages)]
@@ -54,15 +54,15 @@ def _held(trained: TrainingRun) -> dict[str, Any]:
     return {"elements_of_stages": elements, "schedule": kind}
 
 
-def _sent(trained: TrainingRun) -> dict[str, Any]:
+def _sent(run: TrainingRun) -> dict[str, Any]:
     """Check the bytes sent to other stages: activations of each micro-batch and their gradients, at
     each border of this stage's runs."""
-    if trained.observed is None or not trained.observed.ran:
+    if run.observed is None or not run.observed.ran:
         return {}
-    cut, rooms = trained.model.cut, trained.model.rooms
+    cut, rooms = run.model.cut, run.model.rooms
     borders = sum((n in cut.blocks) + (n + 1 in cut.blocks) for n in range(cut.runs - 1))
-    times = borders * trained.engine.micro
+    times = borders * run.engine.micro
     wanted = times * sum(t.numel() * t.element_size() for t in rooms)
-    found = sum(s.bytes for s in trained.observed.sent if s.collective == "send")
+    found = sum(s.bytes for s in run.observed.sent if s.collective == "send")
     demand(found == wanted, f"{found} bytes were sent to stages, expected {wanted}")
     return {"sent_to_stages_bytes": found}

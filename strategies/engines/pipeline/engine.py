@@ -175,36 +175,36 @@ class Pipeline(Engine):
 
     def micro_steps(
         self,
-        trained: TrainingRun,
+        run: TrainingRun,
         batches: Iterable[Any],
         arrived: Callable[[], None],
     ) -> Iterator[Any]:
         """Take all micro-batches at once, because the schedule runs them in its own order."""
-        losses = trained.model.step(trained, list(batches), self.schedule)
-        grads = (p.grad for p in trained.module.parameters() if p.grad is not None)
-        trained.model.ranks.average(grads)
-        trained.model.enter("optimizer")
+        losses = run.model.step(run, list(batches), self.schedule)
+        grads = (p.grad for p in run.module.parameters() if p.grad is not None)
+        run.model.ranks.average(grads)
+        run.model.enter("optimizer")
         arrived()
-        trained.optimizer.step()
-        trained.optimizer.zero_grad()
+        run.optimizer.step()
+        run.optimizer.zero_grad()
         yield from losses.unbind()
 
-    def norm(self, trained: TrainingRun, limit: float = 0.0) -> Any:
+    def norm(self, run: TrainingRun, limit: float = 0.0) -> Any:
         """Sum squares over the stages: each parameter is on one stage."""
         import torch
 
-        mine = super().norm(trained)
+        mine = super().norm(run)
         total = mine.detach().double().square()
-        torch.distributed.all_reduce(total, group=trained.model.ranks.pipe)
+        torch.distributed.all_reduce(total, group=run.model.ranks.pipe)
         norm = total.sqrt().to(mine.dtype)
         if limit:
-            own = [p for p in trained.module.parameters() if p.grad is not None]
+            own = [p for p in run.module.parameters() if p.grad is not None]
             torch.nn.utils.clip_grads_with_norm_(own, limit, norm)
         return norm
 
     @contextlib.contextmanager
-    def phase_hooks(self, trained: TrainingRun, enter: Enter) -> Iterator[None]:
-        model, entered = trained.model, ["forward"]
+    def phase_hooks(self, run: TrainingRun, enter: Enter) -> Iterator[None]:
+        model, entered = run.model, ["forward"]
         before = model.enter
 
         def begins(phase: str) -> None:
@@ -222,44 +222,44 @@ class Pipeline(Engine):
 
     # ---- what is held ----
 
-    def global_parameters(self, trained: TrainingRun) -> Mapping[str, Any]:
-        cut, here = trained.model.cut, dict(trained.module.named_parameters())
+    def global_parameters(self, run: TrainingRun) -> Mapping[str, Any]:
+        cut, here = run.model.cut, dict(run.module.named_parameters())
         return {name: here[name] if name in here else cut.elsewhere[name] for name in cut.owners}
 
-    def shards(self, trained: TrainingRun) -> Iterator[Shard]:
+    def shards(self, run: TrainingRun) -> Iterator[Shard]:
         """Yield this stage's parameters; the first of its replicas answers for them."""
-        named = [n for n, p in trained.module.named_parameters() if p.requires_grad]
+        named = [n for n, p in run.module.named_parameters() if p.requires_grad]
 
         def pieces(name: str, p: Any) -> Iterator[Piece]:
-            if not trained.model.ranks.share:
+            if not run.model.ranks.share:
                 yield Piece(name, 0, p.numel(), 0)
 
-        for shard in super().shards(trained):
+        for shard in super().shards(run):
             yield shard._replace(pieces=partial(pieces, named[shard.number], shard.tensor))
 
-    def whole(self, trained: TrainingRun, parameters: Sequence[Any]) -> Iterator[Any]:
+    def whole(self, run: TrainingRun, parameters: Sequence[Any]) -> Iterator[Any]:
         from strategies.engines.pipeline import stage
 
-        return stage.whole(trained, parameters)
+        return stage.whole(run, parameters)
 
-    def held(self, trained: TrainingRun) -> TensorInventory:
+    def held(self, run: TrainingRun) -> TensorInventory:
         """Count torch's receive buffers, one set a micro-batch, as buckets."""
-        found = super().held(trained)
-        return found._replace(tensors={**found.tensors, "buckets": trained.model.received()})
+        found = super().held(run)
+        return found._replace(tensors={**found.tensors, "buckets": run.model.received()})
 
-    def save(self, trained: TrainingRun, path: Path) -> None:
+    def save(self, run: TrainingRun, path: Path) -> None:
         from strategies.engines.pipeline import stage
 
-        stage.save(trained, path)
+        stage.save(run, path)
 
-    def load(self, trained: TrainingRun, path: Path) -> None:
+    def load(self, run: TrainingRun, path: Path) -> None:
         from strategies.engines.pipeline import stage
 
-        stage.load(trained, path)
+        stage.load(run, path)
 
     # ---- evidence ----
 
-    def evidence(self, trained: TrainingRun) -> dict[str, Any]:
+    def evidence(self, run: TrainingRun) -> dict[str, Any]:
         from strategies.engines.pipeline import effects
 
-        return effects.evidence(trained)
+        return effects.evidence(run)

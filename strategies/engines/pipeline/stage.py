@@ -241,22 +241,22 @@ class Staged(nn.Module):
 
     def entered(self, number: int) -> Any:
         """Return what the first block takes of a micro-batch."""
-        trained, batches = self._step
-        x, t_B = trained.inputs(batches[number])
-        return trained.subject.predict(self.module.enter, x, t_B, batches[number].conditions)
+        run, batches = self._step
+        x, t_B = run.inputs(batches[number])
+        return run.subject.predict(self.module.enter, x, t_B, batches[number].conditions)
 
     def loss(self, number: int, hidden: tuple[Tensor, ...]) -> Tensor:
         """Return the loss of a micro-batch whose last block returned ``hidden``."""
-        trained, batches = self._step
+        run, batches = self._step
         self._hidden = hidden
         try:
-            return trained.loss(batches[number])
+            return run.loss(batches[number])
         finally:
             self._hidden = ()
 
-    def step(self, trained: TrainingRun, batches: Sequence[Any], order: Schedule) -> Tensor:
+    def step(self, run: TrainingRun, batches: Sequence[Any], order: Schedule) -> Tensor:
         """Run forward and backward of all micro-batches; return their losses [micro] everywhere."""
-        self._step = (trained, batches)
+        self._step = (run, batches)
         if self.schedule is None:
             self._begin(order)
         losses: list[Tensor] = []
@@ -271,12 +271,12 @@ class Staged(nn.Module):
 
     def _begin(self, order: Schedule) -> None:
         """Make stages and schedule for micro-batches like those of this step."""
-        trained, batches = self._step
-        subject = trained.subject
+        run, batches = self._step
+        subject = run.subject
         kind = next(p.dtype for p in self.module.parameters() if p.is_floating_point())
         with initial.valueless(), torch.no_grad():
             conditions = {n: value.to("meta") for n, value in batches[0].conditions.items()}
-            x, t_B = (value.to("meta") for value in trained.inputs(batches[0]))
+            x, t_B = (value.to("meta") for value in run.inputs(batches[0]))
             hidden = subject.predict(subject.make().to(kind).enter, x, t_B, conditions)
             # Contiguous, as what is received: a patch embedding transposes its tokens.
             rooms = (torch.empty(t.shape, dtype=t.dtype, requires_grad=True) for t in hidden)
@@ -284,11 +284,11 @@ class Staged(nn.Module):
         runs = self.cut.runs
         self.stages = [
             Stage(
-                Run(self, run), run, runs, batches[0].t.device, self.rooms if run else (),
-                output_args=self.rooms if run < runs - 1 else torch.empty(1, device="meta"),
+                Run(self, n), n, runs, batches[0].t.device, self.rooms if n else (),
+                output_args=self.rooms if n < runs - 1 else torch.empty(1, device="meta"),
                 group=self.ranks.pipe,
             )
-            for run in self.cut.blocks
+            for n in self.cut.blocks
         ]  # fmt: skip
         # The loss is a micro-batch's mean, so gradients are divided by their number.
         self.schedule = getattr(pipelining, order.kind)(
@@ -308,11 +308,11 @@ class Staged(nn.Module):
 # ---- whole parameters, and checkpoints ----
 
 
-def whole(trained: TrainingRun, parameters: Sequence[Any]) -> Iterator[Tensor]:
+def whole(run: TrainingRun, parameters: Sequence[Any]) -> Iterator[Tensor]:
     """Yield each of ``parameters`` (values of ``Engine.global_parameters``, alike on all ranks)
     from its stage, on every rank; it is valid until the next one."""
-    made, ranks, device = trained.model.cut, trained.model.ranks, trained.accelerator.device
-    names = {p: name for name, p in trained.engine.global_parameters(trained).items()}
+    made, ranks, device = run.model.cut, run.model.ranks, run.accelerator.device
+    names = {p: name for name, p in run.engine.global_parameters(run).items()}
     for p in parameters:
         stage = made.owners[names[p]]
         found = p.detach() if stage == made.index else torch.empty_like(p, device=device)
@@ -320,16 +320,16 @@ def whole(trained: TrainingRun, parameters: Sequence[Any]) -> Iterator[Tensor]:
         yield found
 
 
-def save(trained: TrainingRun, path: Path) -> None:
+def save(run: TrainingRun, path: Path) -> None:
     """Write this stage's parameters and their optimizer state, by the whole model's names; all
     ranks call it."""
-    model, state = get_state_dict(trained.module, trained.inner_optimizer, options=BY_NAME)
+    model, state = get_state_dict(run.module, run.inner_optimizer, options=BY_NAME)
     checkpoint.save({"model": model, "optimizer": state}, checkpoint_id=path)
 
 
-def load(trained: TrainingRun, path: Path) -> None:
+def load(run: TrainingRun, path: Path) -> None:
     """Read what ``save`` wrote; all ranks call it."""
-    module, optimizer = trained.module, trained.inner_optimizer
+    module, optimizer = run.module, run.inner_optimizer
     model, state = get_state_dict(module, optimizer, options=BY_NAME)
     found = {"model": model, "optimizer": state}
     checkpoint.load(found, checkpoint_id=path)  # puts other values into ``found``

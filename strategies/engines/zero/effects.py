@@ -34,9 +34,9 @@ class Effects:
 
 
 @contextlib.contextmanager
-def observe(trained: TrainingRun) -> Iterator[Effects]:
+def observe(run: TrainingRun) -> Iterator[Effects]:
     """Watch one step; restore DeepSpeed's objects when it ends."""
-    found, parameters = Effects(), list(trained.module.parameters())
+    found, parameters = Effects(), list(run.module.parameters())
     trainable = [p for p in parameters if p.requires_grad]
 
     def arrived(_: Any) -> None:
@@ -46,8 +46,8 @@ def observe(trained: TrainingRun) -> Iterator[Effects]:
     with contextlib.ExitStack() as stack:
         for p in trainable:
             stack.callback(p.register_post_accumulate_grad_hook(arrived).remove)
-        if trained.engine.stage == 3:
-            coordinator = trained.model.optimizer.parameter_offload.get_param_coordinator()
+        if run.engine.stage == 3:
+            coordinator = run.model.optimizer.parameter_offload.get_param_coordinator()
             fetch = coordinator.fetch_sub_module
 
             def fetched(*given: Any, **named: Any) -> None:
@@ -59,43 +59,43 @@ def observe(trained: TrainingRun) -> Iterator[Effects]:
         yield found
 
 
-def evidence(trained: TrainingRun) -> dict[str, Any]:
+def evidence(run: TrainingRun) -> dict[str, Any]:
     """Return the stage with this rank's shares, the watched step's bytes, and the places.
 
     Raises:
         NotInForce: DeepSpeed runs another stage, holds another share, or steps elsewhere.
     """
-    ds, wanted = trained.model, trained.engine.stage
+    ds, wanted = run.model, run.engine.stage
     text = f"the model is a {type(ds).__name__}, expected a DeepSpeed engine"
     demand(hasattr(ds, "zero_optimization_stage"), text)
     stage = int(ds.zero_optimization_stage())
     demand(stage == wanted, f"DeepSpeed runs stage {stage}, expected {wanted}")
-    if trained.engine.place("optimizer") == "nvme":  # masters are read through the swapper
+    if run.engine.place("optimizer") == "nvme":  # masters are read through the swapper
         swapper = getattr(ds.optimizer, "optimizer_swapper", None)
         demand(swapper is not None, "DeepSpeed swaps no optimizer state to files")
     demand(ds.skipped_steps == 0, f"DeepSpeed skipped {ds.skipped_steps} steps")
-    facts: dict[str, Any] = {"stage": stage, **_shares(trained)}
-    seen = trained.observed
+    facts: dict[str, Any] = {"stage": stage, **_shares(run)}
+    seen = run.observed
     if seen is not None and isinstance(seen.engine, Effects):
-        facts |= _gathered(trained, seen.engine) if stage == 3 else {}
-        facts |= _wire(trained) | _gradients(trained, seen.engine)
-    facts |= _placed(trained)
+        facts |= _gathered(run, seen.engine) if stage == 3 else {}
+        facts |= _wire(run) | _gradients(run, seen.engine)
+    facts |= _placed(run)
     # One memory: a tensor's device shows nothing on a CPU, but swap files do.
-    on_cpu = trained.accelerator.device.type == "cpu"
+    on_cpu = run.accelerator.device.type == "cpu"
     places = [name for name, found in facts.items() if name.endswith("_on") and found == "cpu"]
     return label(facts, "stage", *(places if on_cpu else ()))
 
 
-def _shares(trained: TrainingRun) -> dict[str, float]:
+def _shares(run: TrainingRun) -> dict[str, float]:
     """Return this rank's share of the float32 master, and under stage 3 of weights and
     gradients."""
-    parts = [p for p in trained.module.parameters() if p.requires_grad]
-    held = {"optimizer": sum(shard.tensor.numel() for shard in read.shards(trained))}
-    if trained.engine.stage == 3:
+    parts = [p for p in run.module.parameters() if p.requires_grad]
+    held = {"optimizer": sum(shard.tensor.numel() for shard in read.shards(run))}
+    if run.engine.stage == 3:
         demand(hasattr(parts[0], "ds_tensor"), "the parameters are not partitioned")
         held["parameter"] = sum(p.ds_tensor.ds_numel for p in parts)
-        held["gradient"] = trained.model.optimizer.grad_partitions_flat_buffer.numel()
-    wanted, total = 1 / trained.launch.processes, sum(map(_elements, parts))
+        held["gradient"] = run.model.optimizer.grad_partitions_flat_buffer.numel()
+    wanted, total = 1 / run.launch.processes, sum(map(_elements, parts))
     shares = {f"{what}_share": round(elements / total, 4) for what, elements in held.items()}
     for name, share in shares.items():
         demand(abs(share - wanted) <= PADDING, f"the {name} is {share:.3f}, expected {wanted:.3f}")
@@ -107,14 +107,14 @@ def _elements(p: Any) -> int:
     return getattr(p, "ds_numel", None) or p.numel()
 
 
-def _gathered(trained: TrainingRun, seen: Effects) -> dict[str, Any]:
+def _gathered(run: TrainingRun, seen: Effects) -> dict[str, Any]:
     """Check the largest number of gathered elements against its bound: persistent weights, those
     that DeepSpeed may keep or fetch for later use, and the current module's."""
-    sizes = {p: p.ds_numel for p in trained.module.parameters()}
-    settings = trained.model.config["zero_optimization"]
+    sizes = {p: p.ds_numel for p in run.module.parameters()}
+    settings = run.model.config["zero_optimization"]
     stay = sum(size for p, size in sizes.items() if p.ds_persist)
     ahead = settings["stage3_max_live_parameters"] + settings["stage3_prefetch_bucket_size"]
-    modules = trained.module.modules()
+    modules = run.module.modules()
     most = stay + ahead + max(sum(sizes[p] for p in m.parameters(recurse=False)) for m in modules)
     whole = sum(sizes.values())
     text = f"{seen.gathered} elements of the weights were gathered at once, of {whole} in all"
@@ -123,20 +123,20 @@ def _gathered(trained: TrainingRun, seen: Effects) -> dict[str, Any]:
     return {"most_gathered_elements": seen.gathered}
 
 
-def _wire(trained: TrainingRun) -> dict[str, Any]:
+def _wire(run: TrainingRun) -> dict[str, Any]:
     """Return the type in which gradients were reduced, from the collectives of backward."""
-    if trained.launch.processes == 1 or not trained.observed.ran:
+    if run.launch.processes == 1 or not run.observed.ran:
         return {}
-    sent = [s for s in trained.observed.sent if s.phase == "backward" and "reduce" in s.collective]
+    sent = [s for s in run.observed.sent if s.phase == "backward" and "reduce" in s.collective]
     found = sorted({s.dtype for s in sent})
-    asked = trained.engine.file.settings.get("communication_data_type")
-    stored = {str(p.dtype)[6:] for p in trained.module.parameters() if p.requires_grad}
+    asked = run.engine.file.settings.get("communication_data_type")
+    stored = {str(p.dtype)[6:] for p in run.module.parameters() if p.requires_grad}
     wanted = [TYPES.get(asked, asked)] if asked else sorted(stored)
     demand(found == wanted, f"gradients were sent as {found or 'nothing'}, expected {wanted}")
     return {"gradients_sent_as": "+".join(found)}
 
 
-def _gradients(trained: TrainingRun, seen: Effects) -> dict[str, int]:
+def _gradients(run: TrainingRun, seen: Effects) -> dict[str, int]:
     """Check the gradients alive in backward.
 
     Stage 1 keeps all until backward ends, or those of other ranks: with ``overlap_comm`` and
@@ -144,12 +144,12 @@ def _gradients(trained: TrainingRun, seen: Effects) -> dict[str, int]:
     release each when its bucket is full. Source: DeepSpeed, runtime/zero/stage_1_and_2.py
     (process_gradients, copy_grads_in_partition).
     """
-    ds, stage = trained.model, trained.engine.stage
-    parameters = [p for p in trained.module.parameters() if p.requires_grad]
+    ds, stage = run.model, run.engine.stage
+    parameters = [p for p in run.module.parameters() if p.requires_grad]
     item = parameters[0].element_size()
     sizes = sorted(item * _elements(p) for p in parameters)
     whole, bucket = sum(sizes), item * int(ds.config["zero_optimization"]["reduce_bucket_size"])
-    own = whole // trained.launch.processes
+    own = whole // run.launch.processes
     # This rank's share stays; a bucket and the gradients at its two ends are being sent.
     most = own + bucket + sum(sizes[-2:])
     text = f"{seen.most} bytes of gradients were alive in backward, of {whole} in all"
@@ -162,16 +162,16 @@ def _gradients(trained: TrainingRun, seen: Effects) -> dict[str, int]:
     return {"most_gradient_bytes": seen.most, "all_gradient_bytes": whole}
 
 
-def _placed(trained: TrainingRun) -> dict[str, Any]:
+def _placed(run: TrainingRun) -> dict[str, Any]:
     """Check which class updates the weights, and where masters, swap files and shards are."""
-    ds, facts = trained.model, dict[str, Any]()
-    place, kind = trained.engine.place("optimizer"), type(trained.inner_optimizer).__name__
+    ds, facts = run.model, dict[str, Any]()
+    place, kind = run.engine.place("optimizer"), type(run.inner_optimizer).__name__
     text = f"the optimizer is a {kind}, and its place is {place}"
     demand((kind == CPU_ADAM) == (place != "device"), text)
     if place != "device":
         facts |= {"stepped_by": kind, "optimizer_on": place}
     if place == "cpu":
-        devices = {master.device.type for master in trained.optimized()}
+        devices = {master.device.type for master in run.optimized()}
         demand(devices == {"cpu"}, f"the optimizer's weights are on {devices}, expected the host")
     if place == "nvme":
         infos = ds.optimizer.optimizer_swapper.swap_params_info.values()
@@ -183,8 +183,8 @@ def _placed(trained: TrainingRun) -> dict[str, Any]:
         left = sum(t.compute_tensor.numel() for _, t in kept)
         demand(left == 0, f"{left} elements of swapped state are in memory between two steps")
         facts["swapped_bytes"] = sum(sizes.values())
-    if trained.engine.place("parameters") == "cpu":
-        places = {p.ds_tensor.device.type for p in trained.module.parameters() if not p.ds_persist}
+    if run.engine.place("parameters") == "cpu":
+        places = {p.ds_tensor.device.type for p in run.module.parameters() if not p.ds_persist}
         offloaded = bool(getattr(ds.optimizer, "offload_param", False)) and places == {"cpu"}
         demand(offloaded, f"parameter shards are on {places}, expected in host memory")
         facts["parameters_on"] = "cpu"

@@ -216,38 +216,38 @@ class Zero(Engine):
 
     # ---- one optimizer step ----
 
-    def norm(self, trained: TrainingRun, limit: float = 0.0) -> Any:
-        return trained.model.get_global_grad_norm()
+    def norm(self, run: TrainingRun, limit: float = 0.0) -> Any:
+        return run.model.get_global_grad_norm()
 
     @contextlib.contextmanager
-    def phase_hooks(self, trained: TrainingRun, enter: Enter) -> Iterator[None]:
+    def phase_hooks(self, run: TrainingRun, enter: Enter) -> Iterator[None]:
         """Mark the optimizer phase at DeepSpeed's ``step``, which accelerate's ``backward``
         calls."""
-        step = trained.model.step
+        step = run.model.step
 
         def marked(*given: Any, **more: Any) -> None:
             enter("optimizer")
             step(*given, **more)
 
-        trained.model.step = marked
+        run.model.step = marked
         try:
-            with backward_hook(trained, enter, behind=""):
+            with backward_hook(run, enter, behind=""):
                 yield
         finally:
-            del trained.model.step
+            del run.model.step
 
     # ---- tensors and checkpoints ----
 
-    def optimized(self, trained: TrainingRun) -> list[torch.Tensor]:
+    def optimized(self, run: TrainingRun) -> list[torch.Tensor]:
         if self.stage < 3:
-            return super().optimized(trained)
+            return super().optimized(run)
         # ZeRO-3 empties the inner optimizer's groups between steps.
-        return list(trained.model.optimizer.fp32_partitioned_groups_flat)
+        return list(run.model.optimizer.fp32_partitioned_groups_flat)
 
-    def shards(self, trained: TrainingRun) -> Iterator[Shard]:
-        return facts.shards(trained)
+    def shards(self, run: TrainingRun) -> Iterator[Shard]:
+        return facts.shards(run)
 
-    def whole(self, trained: TrainingRun, parameters: Sequence[Any]) -> Iterator[Any]:
+    def whole(self, run: TrainingRun, parameters: Sequence[Any]) -> Iterator[Any]:
         if self.stage < 3:
             yield from parameters
             return
@@ -255,7 +255,7 @@ class Zero(Engine):
 
         # Gathers that ZeRO-3 began ahead of a forward pass that did not come must end first: a
         # parameter in flight cannot be made whole and split again.
-        trained.model.empty_partition_cache()
+        run.model.empty_partition_cache()
         for p in parameters:
             with GatheredParameters([p]):
                 yield p
@@ -264,16 +264,16 @@ class Zero(Engine):
         shape = getattr(parameter, "ds_shape", parameter.shape)
         return ParameterPart(getattr(parameter, "ds_tensor", parameter), shape)
 
-    def held(self, trained: TrainingRun) -> TensorInventory:
-        return TensorInventory(facts.held(trained), host=tuple(facts.hosted(trained)))
+    def held(self, run: TrainingRun) -> TensorInventory:
+        return TensorInventory(facts.held(run), host=tuple(facts.hosted(run)))
 
-    def trace_points(self, trained: TrainingRun) -> TracePoints:
-        return super().trace_points(trained)._replace(scopes=tuple(facts.makers()))
+    def trace_points(self, run: TrainingRun) -> TracePoints:
+        return super().trace_points(run)._replace(scopes=tuple(facts.makers()))
 
     # ---- evidence ----
 
-    def report(self, trained: TrainingRun) -> EngineReport:
-        ds, scale = trained.model, getattr(trained.model.optimizer, "loss_scale", None)
+    def report(self, run: TrainingRun) -> EngineReport:
+        ds, scale = run.model, getattr(run.model.optimizer, "loss_scale", None)
         return EngineReport(
             steps=int(ds.global_steps),
             clip=float(ds.gradient_clipping()),
@@ -284,9 +284,9 @@ class Zero(Engine):
             swapped_bytes=sum(size for _, size in facts.swap_files(ds)),
         )
 
-    def observe(self, trained: TrainingRun) -> contextlib.AbstractContextManager[Any]:
-        own = "own_loop" in trained.launch.traits  # it may step without this engine's model
-        return contextlib.nullcontext() if own else effects.observe(trained)
+    def observe(self, run: TrainingRun) -> contextlib.AbstractContextManager[Any]:
+        own = "own_loop" in run.launch.traits  # it may step without this engine's model
+        return contextlib.nullcontext() if own else effects.observe(run)
 
-    def evidence(self, trained: TrainingRun) -> dict[str, Any]:
-        return effects.evidence(trained)
+    def evidence(self, run: TrainingRun) -> dict[str, Any]:
+        return effects.evidence(run)

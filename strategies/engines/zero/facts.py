@@ -35,19 +35,19 @@ def swap_files(ds: Any) -> Iterator[tuple[Path, int]]:
         yield path, path.stat().st_size
 
 
-def shards(trained: TrainingRun) -> Iterator[Shard]:
+def shards(run: TrainingRun) -> Iterator[Shard]:
     """Yield this rank's flat float32 master shards, one at a time; swapped-out ones are read in."""
-    optimizer, states = trained.model.optimizer, trained.inner_optimizer.state
+    optimizer, states = run.model.optimizer, run.inner_optimizer.state
 
     @functools.cache
     def known() -> dict[int, list[Piece]]:
         found: dict[int, list[Piece]] = {}
-        for name, p in trained.module.named_parameters():
+        for name, p in run.module.named_parameters():
             if not p.requires_grad:
                 continue
             if hasattr(p, "ds_tensor"):
                 number, start, _ = optimizer.grad_position[optimizer.get_param_id(p)]
-                offset = p.ds_tensor.ds_numel * trained.accelerator.process_index
+                offset = p.ds_tensor.ds_numel * run.accelerator.process_index
                 numel = max(0, min(p.ds_tensor.ds_numel, p.ds_numel - offset))
                 found.setdefault(number, []).append(Piece(name, start, numel, offset))
             elif p._hp_mapping is not None:
@@ -59,7 +59,7 @@ def shards(trained: TrainingRun) -> Iterator[Shard]:
     def shard(number: int, flat: Any) -> Shard:
         return Shard(number, flat, lambda: states.get(flat, {}), lambda: known().get(number, ()))
 
-    if trained.engine.stage < 3:
+    if run.engine.stage < 3:
         for number, flat in enumerate(optimizer.single_partition_of_fp32_groups):
             yield shard(number, flat)
         return
@@ -74,36 +74,36 @@ def shards(trained: TrainingRun) -> Iterator[Shard]:
                 optimizer._release_swap_buffers(number)
 
 
-def held(trained: TrainingRun) -> dict[str, list[torch.Tensor]]:
+def held(run: TrainingRun) -> dict[str, list[torch.Tensor]]:
     """Return category -> tensors: flat low-precision copies are parameters, float32 masters are
     optimizer state (in ZeRO's terms), and buckets are a category of their own."""
-    optimizer, optimized = trained.model.optimizer, trained.optimized()
-    parts = [p.ds_tensor.data for p in trained.module.parameters() if hasattr(p, "ds_tensor")]
+    optimizer, optimized = run.model.optimizer, run.optimized()
+    parts = [p.ds_tensor.data for p in run.module.parameters() if hasattr(p, "ds_tensor")]
     names = ("bit16_groups_flat", "fp16_partitioned_groups_flat")
     flats = [t for n in names for t in getattr(optimizer, n, []) if t is not None]
     # gradient partitions, and their copies in host memory
     buffers = ("averaged_gradients", "grad_partitions_flat_buffer", HOST_BUFFERS[0])
     partitions = [t for n in buffers for t in within(getattr(optimizer, n, None))]
-    whole = [t for p in trained.module.parameters() for t in stored(p.data)]
+    whole = [t for p in run.module.parameters() for t in stored(p.data)]
     # hpZ's second copy of the weights, within a group of ranks
-    again = [getattr(p, "ds_secondary_tensor", None) for p in trained.module.parameters()]
+    again = [getattr(p, "ds_secondary_tensor", None) for p in run.module.parameters()]
     return {
-        "parameters": [*whole, *parts, *within(again), *flats, *trained.module.buffers()],
-        "optimizer_state": [*tensors(trained.inner_optimizer), *optimized],
+        "parameters": [*whole, *parts, *within(again), *flats, *run.module.buffers()],
+        "optimizer_state": [*tensors(run.inner_optimizer), *optimized],
         "buckets": [t for b in optimizer.ipg_buckets.values() for t in within(vars(b))],
         "gradients": [*partitions, *(m.grad for m in optimized if m.grad is not None)],
     }
 
 
-def hosted(trained: TrainingRun) -> Iterator[Any]:
+def hosted(run: TrainingRun) -> Iterator[Any]:
     """Yield the tensors that DeepSpeed keeps in host memory if its optimizer reports offload:
     masters with their gradients and state, transfer buffers, and parameter shards that are not
     persistent. On a CPU their device does not show it."""
-    optimizer = trained.model.optimizer
+    optimizer = run.model.optimizer
     if getattr(optimizer, "cpu_offload", False) or getattr(optimizer, "offload_optimizer", False):
-        masters = trained.optimized()
+        masters = run.optimized()
         yield from (*masters, *(m.grad for m in masters if m.grad is not None))
-        yield from tensors(trained.inner_optimizer)
+        yield from tensors(run.inner_optimizer)
         for name in HOST_BUFFERS:
             yield from within(getattr(optimizer, name, None))
         # the pinned buffers through which state on NVMe is read and written
@@ -111,7 +111,7 @@ def hosted(trained: TrainingRun) -> Iterator[Any]:
         yield from within(swapper.swap_buffer_manager.all_buffers) if swapper is not None else ()
     if getattr(optimizer, "offload_param", False):
         yield from within(optimizer.param_groups_fp16_flat_cpu_memory)
-        shards = [p for p in trained.module.parameters() if hasattr(p, "ds_tensor")]
+        shards = [p for p in run.module.parameters() if hasattr(p, "ds_tensor")]
         yield from (p.ds_tensor.data for p in shards if not p.ds_persist)
 
 

@@ -16,28 +16,28 @@ if TYPE_CHECKING:
 ATTENTION = "aten::_scaled_dot_product_"
 
 
-def evidence(trained: TrainingRun) -> dict[str, Any]:
+def evidence(run: TrainingRun) -> dict[str, Any]:
     """Return facts of the watched step.
 
     Raises:
         NotInForce: a fact differs from what the recipe asks for.
     """
-    if trained.observed is None or not trained.observed.ran:
+    if run.observed is None or not run.observed.ran:
         return {}
-    return together(trained, partial(_inside, trained), partial(_exchanges, trained))
+    return together(run, partial(_inside, run), partial(_exchanges, run))
 
 
-def _inside(trained: TrainingRun) -> dict[str, Any]:
+def _inside(run: TrainingRun) -> dict[str, Any]:
     """Check that torch's attention had a share of the heads and all tokens. Attention to text that
     each rank has whole keeps its heads."""
-    ran = [r for r in trained.observed.ran if r.name.startswith(ATTENTION)]
+    ran = [r for r in run.observed.ran if r.name.startswith(ATTENTION)]
     seen = [r.shapes for r in ran if not r.name.endswith("_backward")]
     found = {(q[1], q[2], k[2]) for q, k, *_ in seen}  # of operands [B, heads, tokens, K]
     if not found:  # attention written out in products: the all-to-alls tell
         return {}
-    layout = trained.launch.layout
+    layout = run.launch.layout
     parts, lengths, other = layout.sequence, set(), set()
-    for call in trained.subject.survey.attention:
+    for call in run.subject.survey.attention:
         mine, queries, keys = call.heads // layout.tensor, call.queries, call.keys
         if queries == keys:
             lengths.add((mine // parts, queries, keys))
@@ -49,13 +49,13 @@ def _inside(trained: TrainingRun) -> dict[str, Any]:
     return {"heads_inside": heads, "tokens_inside": tokens}
 
 
-def _exchanges(trained: TrainingRun) -> dict[str, Any]:
+def _exchanges(run: TrainingRun) -> dict[str, Any]:
     """Count the all-to-alls around each attention of a micro batch. Blocks that backward recomputes
     may repeat those of forward."""
-    calls = [a for a in trained.subject.survey.attention if a.queries == a.keys]
-    times = trained.observed.micro_steps * len(calls)
-    traits, counts = trained.launch.traits, {}
-    sent = [s.phase for s in trained.observed.sent if s.collective == "alltoall_base_"]
+    calls = [a for a in run.subject.survey.attention if a.queries == a.keys]
+    times = run.observed.micro_steps * len(calls)
+    traits, counts = run.launch.traits, {}
+    sent = [s.phase for s in run.observed.sent if s.collective == "alltoall_base_"]
     for phase in ("forward", "backward"):
         low = high = attention.COLLECTIVES * times
         if phase == "backward" and "recomputes" in traits:

@@ -81,7 +81,7 @@ class SequenceParallel(Strategy):
         part = launch.layout.part(accelerator.process_index)
         launch.subject.take_part(module, part, self.ranks)
 
-    def evidence(self, trained: TrainingRun) -> dict[str, Any]:
+    def evidence(self, run: TrainingRun) -> dict[str, Any]:
         from strategies.parallel.sequence import effects
 
-        return effects.evidence(trained)
+        return effects.evidence(run)

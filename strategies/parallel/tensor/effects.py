@@ -20,22 +20,22 @@ SUM = "all_reduce"
 PHASES = ("forward", "backward")
 
 
-def evidence(trained: TrainingRun) -> dict[str, Any]:
+def evidence(run: TrainingRun) -> dict[str, Any]:
     """Return facts of the weights and of the watched step; every rank takes part.
 
     Raises:
         NotInForce: a fact differs from what the recipe asks for.
     """
-    watched = trained.observed is not None and trained.observed.ran
-    blocks = trained.blocks()
-    plans = [*zip(blocks, plan(trained.module, blocks), strict=True)]
+    watched = run.observed is not None and run.observed.ran
+    blocks = run.blocks()
+    plans = [*zip(blocks, plan(run.module, blocks), strict=True)]
     looks = (_placed, _summed) if watched else (_placed,)
-    return together(trained, *(partial(look, trained, plans) for look in looks))
+    return together(run, *(partial(look, run, plans) for look in looks))
 
 
-def _placed(trained: TrainingRun, plans: list[Any]) -> dict[str, Any]:
+def _placed(run: TrainingRun, plans: list[Any]) -> dict[str, Any]:
     """Check each cut weight's placement, and the elements that this rank stores of all."""
-    layout, held, total = trained.launch.layout, 0, 0
+    layout, held, total = run.launch.layout, 0, 0
     for block, cuts in plans:
         for name, cut in cuts.items():
             weight = block.get_submodule(name).weight
@@ -51,13 +51,13 @@ def _placed(trained: TrainingRun, plans: list[Any]) -> dict[str, Any]:
     return {"cut_elements": held}
 
 
-def _summed(trained: TrainingRun, plans: list[Any]) -> dict[str, Any]:
+def _summed(run: TrainingRun, plans: list[Any]) -> dict[str, Any]:
     """Count the sums among ranks that share weights: at least one in forward for each last layer,
     which a block may call for image and text, and in backward one for its first layers' inputs and
     one a step for the gradient of each norm of a head. Layers that do not train feed nothing."""
-    group = trained.accelerator.torch_device_mesh[AXIS].get_group().group_name
-    sent = [s.phase for s in trained.observed.sent if s.collective == SUM and s.group == group]
-    found, micro = {phase: sent.count(phase) for phase in PHASES}, trained.observed.micro_steps
+    group = run.accelerator.torch_device_mesh[AXIS].get_group().group_name
+    sent = [s.phase for s in run.observed.sent if s.collective == SUM and s.group == group]
+    found, micro = {phase: sent.count(phase) for phase in PHASES}, run.observed.micro_steps
     used = norms = 0
     for block, cuts in plans:
         last = (block.get_submodule(name) for name, cut in cuts.items() if cut.axis == 1)

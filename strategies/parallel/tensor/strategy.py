@@ -69,10 +69,10 @@ class TensorParallel(Strategy):
         odd = next((f"{n} {what}" for n, what in counts if n % self.ranks), None)
         return odd and f"{odd} cannot be dealt to {self.ranks} ranks; {way}"
 
-    def evidence(self, trained: TrainingRun) -> dict[str, Any]:
+    def evidence(self, run: TrainingRun) -> dict[str, Any]:
         from strategies.parallel.tensor import effects
 
-        return effects.evidence(trained)
+        return effects.evidence(run)
 
 
 @functools.lru_cache(maxsize=64)
