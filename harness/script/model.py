@@ -12,9 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from harness.script.row import ScriptModel
 from strategies.evidence.readings import stored
-from strategies.survey import Survey
 
 NOT_BLOCKS = ("Embed", "Norm", "Resnet")
 """Parts of class names in ``_no_split_modules`` that are no blocks of a transformer."""
@@ -89,28 +87,6 @@ def frozen_linears(module: nn.Module, blocks: Sequence[nn.Module]) -> tuple[str,
         for name, layer in module.named_modules()
         if type(layer) is nn.Linear and not layer.weight.requires_grad and id(layer) in inside
     )
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Found(ScriptModel):
-    """The model of a script once it is prepared."""
-
-    members: list[nn.Module]
-    own_linears: tuple[str, ...] = ()
-
-    def blocks(self, module: nn.Module) -> list[nn.Module]:
-        return self.members
-
-    def groups(self, module: nn.Module) -> list[Sequence[nn.Module]]:
-        return [self.members]
-
-    @property
-    def linears(self) -> tuple[str, ...]:
-        return self.own_linears
-
-    @property
-    def survey(self) -> Survey:
-        return super().survey._replace(depth=len(self.members))
 
 
 # ---- optimizers ----

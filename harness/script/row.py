@@ -10,7 +10,7 @@ import dataclasses
 import hashlib
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -86,9 +86,14 @@ class Script:
 
 @dataclass(frozen=True, kw_only=True)
 class ScriptModel(Subject):
-    """The model that a script prepares. It is unknown until then (``harness.script.model``)."""
+    """The model that a script prepares, unknown until then.
+
+    ``members`` are its blocks; ``frozen`` names their linear layers that take no gradient.
+    """
 
     script: Script
+    members: Sequence[Any] = field(default=(), compare=False)
+    frozen: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -101,7 +106,14 @@ class ScriptModel(Subject):
     @property
     def survey(self) -> Survey:
         sizes: Any = None  # unknown without a run
-        return Survey(0, sizes, flops=0, depth=1, linears=())
+        return Survey(0, sizes, flops=0, depth=max(1, len(self.members)), linears=self.frozen)
+
+    def groups(self, module: Any) -> list[Sequence[Any]]:
+        return [self.members]
+
+    def found(self, blocks: Sequence[Any], frozen: tuple[str, ...]) -> ScriptModel:
+        """Return this model once it is prepared, with its blocks, and their frozen linears."""
+        return dataclasses.replace(self, members=blocks, frozen=frozen)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -29,10 +29,9 @@ from harness.launch import launch
 from harness.launch.on_loopback import listen_on_loopback
 from harness.result import Result, Status, load
 from harness.script.model import wrapper_of
-from harness.script.patches import watching
 from harness.script.row import Script, ScriptRow, row_of
-from harness.script.settle import Refused, Void
-from harness.script.steps import Finished, steps_needed
+from harness.script.settle import Finished, Refused, Void
+from harness.script.steps import steps_needed
 from harness.script.watch import Watch, trains
 from harness.spec import DEVICES
 from harness.system import process
@@ -113,7 +112,7 @@ def _watched(row: ScriptRow, watch: Watch, seed: int) -> int:
     refuse = mock.Mock(side_effect=Refused(text))
     launchers = mock.patch.multiple(accelerate, notebook_launcher=refuse, debug_launcher=refuse)
     try:
-        with watching(watch), launchers:
+        with watch.patching(), launchers:
             set_seed(seed)
             runpy.run_path(str(row.script.path), run_name="__main__")
         raise watch.ended or _too_few(row, watch)
@@ -224,7 +223,7 @@ def measured_loop(
     watch.models += [m for m in accelerator._models if trains(m)]
     watch.loaders += [d for d in accelerator._dataloaders if hasattr(d, "total_batch_size")]
     watch.watch_models(list(map(wrapper_of, accelerator._models)))
-    with watching(watch):
+    with watch.patching():
         try:
             yield watch
         except Finished:

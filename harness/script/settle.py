@@ -34,14 +34,19 @@ PLUGINS = (
 """Arguments of ``Accelerator`` that override a launch file."""
 
 
-class Refused(BaseException):
-    """The script cannot run under this launch file. ``str`` has the reason and the remedy.
-
-    It is no Exception, so that a script's own handlers do not catch it.
-    """
+class Stop(BaseException):
+    """Ends the script. It is no Exception, so that a script's own handlers do not catch it."""
 
 
-class Void(BaseException):
+class Finished(Stop):
+    """The last measured step has ended."""
+
+
+class Refused(Stop):
+    """The script cannot run under this launch file. ``str`` has the reason and the remedy."""
+
+
+class Void(Stop):
     """The run is not the requested one: a failed check of the audit, and the remedy."""
 
     def __init__(self, name: str, asked: Any, found: Any, way_out: str) -> None:

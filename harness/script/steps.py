@@ -23,6 +23,7 @@ from harness.memory.traced_step import categories_of, tracing
 from harness.result import Check, Result
 from harness.script.model import REPLACED, Census, census
 from harness.script.row import ScriptRow
+from harness.script.settle import Finished
 from harness.worker import passes, samples
 from harness.worker.audit import collect_evidence, gather
 from harness.worker.loop import Run
@@ -33,11 +34,6 @@ from strategies.evidence.watching import in_phase, observing
 
 INPUTS = "inputs"
 """Phase from the start of a step to the trained model's forward: batches, VAE, text encoders."""
-
-
-class Finished(BaseException):
-    """Ends the script after its last measured step. It is no Exception, so that a script's own
-    handlers do not catch it."""
 
 
 def steps_needed(row: ScriptRow, check: bool = False) -> int:
@@ -62,8 +58,7 @@ class Bench:
         self.micro: list[int] = []
         self.norm: Any = None
         self.types: list[str] = []
-        self.inputs = contextlib.ExitStack()
-        self.forward_begins = lambda: None
+        self.inputs, self.in_inputs = contextlib.ExitStack(), False
         self.clocked = True
         self.validated: set[int] = set()
         self.census = self.beside()
@@ -76,7 +71,9 @@ class Bench:
     def forward(self) -> None:
         """Receive the start of the trained model's forward pass."""
         self.inputs.close()
-        self.forward_begins()
+        if self.in_inputs:
+            self.in_inputs = False
+            self.run.meter.enter("forward")
 
     def without_gradients(self) -> None:
         """Receive a forward pass of the trained model outside of training, as of a validation."""
@@ -143,16 +140,9 @@ class Bench:
 
     def _cut(self) -> Iterator[None]:
         """Take the step with a peak for each of its phases, of which inputs are one more."""
-        meter = self.run.meter
-
-        def forward_begins() -> None:
-            if getattr(meter, "_running", "") == INPUTS:
-                meter.enter("forward")
-
-        meter.enter(INPUTS)
-        self.forward_begins = forward_begins
+        self.run.meter.enter(INPUTS)
+        self.in_inputs = True
         yield
-        self.forward_begins = lambda: None
 
     def _traced(self, once: bool = False) -> Iterator[None]:
         """Take one step for each kind of memory, and keep the tensors alive at its peak."""

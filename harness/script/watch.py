@@ -1,4 +1,8 @@
-"""Observations of a script in one process: its objects, its steps, and its end."""
+"""A script in one process: patches of ``Accelerator``'s calls, its objects, its steps, its end.
+
+Attributes of classes are patched before the script runs, so its imports do not matter. A patch
+calls the original with the script's own arguments, except for what ``harness.script.settle`` adds.
+"""
 
 from __future__ import annotations
 
@@ -6,35 +10,40 @@ import contextlib
 import dataclasses
 import functools
 import gc
+import inspect
 import os
 import sys
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
+from accelerate import Accelerator
+from accelerate.utils import DeepSpeedOptimizerWrapper
 from torch import nn
+from torch.optim import optimizer as torch_optimizer
 from torch.utils.data import DataLoader
 
 from harness.script import settle
-from harness.script.model import Found, Joined, blocks_of, frozen_linears, unwrapped
+from harness.script.model import Joined, blocks_of, frozen_linears, unwrapped
 from harness.script.parts import Cannot, Swapped, settings_of, swap
 from harness.script.row import CLIPPING, ScriptRow
-from harness.script.settle import Refused, Void
-from harness.script.steps import Bench, Finished
+from harness.script.settle import Finished, Refused, Stop, Void
+from harness.script.steps import Bench
 from harness.worker.loop import Run
 from harness.worker.meter import cards_before, make_meter
 from harness.worker.samples import GpuWatch
 from harness.worker.status import Reporter
-from strategies.subject import DataFacts
 
 GIVE_UP = 3
 """Times that a script may swallow its end before its process exits."""
-
-
+SKIPPED = ("save_state", "save_model", "init_trackers")
+"""Calls that a measured run leaves out. A collective save under ``is_main_process`` would hang, and
+a tracker's package may be missing."""
 NONE_CLIPPED = (
     "clip_grad_norm_ got no parameters (an iterator that the optimizer emptied?), so nothing is "
     "clipped; give it a list, or model.parameters()"
@@ -47,6 +56,34 @@ MADE_BEFORE = (
     "nothing was clipped: make the list that clip_grad_norm_ gets after accelerator.prepare, which "
     "replaces the parameters under FSDP2"
 )
+
+
+class LeftOut:
+    """Tracker of a measured run: every call and attribute of it is accepted and does nothing.
+
+    A mock would keep the tensors of each call alive.
+    """
+
+    def __getattr__(self, name: str) -> LeftOut:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self
+
+    def __call__(self, *_: Any, **__: Any) -> LeftOut:
+        return self
+
+    __getitem__ = __enter__ = __call__
+
+    def __setitem__(self, *_: Any) -> None:
+        """Keep nothing."""
+
+    __exit__ = __setitem__
+
+    def __len__(self) -> int:
+        return 0
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(())
 
 
 class Watch:
@@ -79,21 +116,79 @@ class Watch:
         self.skipped: Counter[str] = Counter()
         self.given: dict[str, str] = {}
 
+    @contextlib.contextmanager
+    def patching(self) -> Iterator[None]:
+        """Within this context, this object receives the calls of every ``Accelerator``."""
+        patches: list[tuple[Any, str, Callable[..., Any]]] = [
+            (Accelerator, "__init__", self.make),
+            (Accelerator, "prepare", self.prepare),
+            (Accelerator, "accumulate", self.accumulate),
+            (Accelerator, "backward", self.backward),
+            (Accelerator, "clip_grad_norm_", self.clip_gradients),
+            (nn.utils, "clip_grad_norm_", self.clip_gradients),  # some scripts call torch's own
+            (Accelerator, "get_tracker", self.get_tracker),
+            (DeepSpeedOptimizerWrapper, "step", self.step_of_wrapper),
+            *((Accelerator, name, self.skip) for name in SKIPPED),
+        ]
+        with contextlib.ExitStack() as stack:
+            for owner, name, method in patches:
+                patched = self.guarded(method, getattr(owner, name))
+                stack.enter_context(mock.patch.object(owner, name, patched))
+            before, after = self.guarded(self.step_begins), self.step_ended
+            for handle in (
+                torch_optimizer.register_optimizer_step_pre_hook(before),
+                torch_optimizer.register_optimizer_step_post_hook(after),
+            ):
+                stack.callback(handle.remove)
+            yield
+
+    def guarded(
+        self, call: Callable[..., Any], original: Callable[..., Any] | None = None
+    ) -> Callable[..., Any]:
+        """Return ``call``, given the ``original`` that it patches first, if any.
+
+        A Stop that it raises ends the script for good.
+        """
+        first = () if original is None else (original,)
+
+        @functools.wraps(original or call)
+        def run(*given: Any, **named: Any) -> Any:
+            try:
+                return call(*first, *given, **named)
+            except Stop as stop:
+                self.ended = stop
+                raise
+
+        return run
+
+    def skip(self, original: Callable[..., Any], *_: Any, **__: Any) -> None:
+        """Patch of a call of SKIPPED."""
+        self.skipped[original.__name__] += 1
+
+    def get_tracker(self, original: Any, accelerator: Any, name: str, unwrap: bool = False) -> Any:
+        """Patch of ``Accelerator.get_tracker``: no tracker was initialized."""
+        if accelerator.trackers:
+            return original(accelerator, name, unwrap)
+        self.skipped["get_tracker"] += 1
+        return LeftOut()
+
     # ---- the Accelerator ----
 
-    def make(self, accelerator: Any, given: dict[str, Any], init: Callable[..., None]) -> None:
-        """Run ``Accelerator.__init__`` with the arguments that this launch needs."""
+    def make(self, original: Any, *given: Any, **named: Any) -> None:
+        """Patch of ``Accelerator.__init__``, with the arguments that this launch needs."""
+        arguments = inspect.signature(original).bind(*given, **named).arguments
+        accelerator = arguments.pop("self")
         self.end_again()
         settle.check_variables(self.row)
-        arguments, notes = settle.accelerator_arguments(self.row, given)
+        settled, notes = settle.accelerator_arguments(self.row, arguments)
         for note in notes:
             self.note(note)
-        init(accelerator, **arguments)
+        original(accelerator, **settled)
         if accelerator.num_processes == self.row.spec.processes:
             self.row.launch.engine.adopt(accelerator, self.row.launch.layout)
         settle.check_ranks(accelerator, self.row)
         shown = ("mixed_precision", "gradient_accumulation_steps", "log_with")
-        self.given |= {name: str(given[name]) for name in shown if given.get(name) is not None}
+        self.given |= {n: str(arguments[n]) for n in shown if arguments.get(n) is not None}
         self.adopt(accelerator)
 
     def adopt(self, accelerator: Any) -> None:
@@ -107,22 +202,36 @@ class Watch:
 
     # ---- prepare ----
 
-    def preparing(self, accelerator: Any, given: Sequence[Any], named: dict[str, Any]) -> list[Any]:
+    def prepare(self, original: Any, accelerator: Any, *given: Any, **named: Any) -> Any:
+        """Patch of ``Accelerator.prepare``: apply the added strategies, record the objects."""
+        result = original(accelerator, *self._preparing(accelerator, given, named), **named)
+        self.accelerator = accelerator
+        members = list(result) if isinstance(result, (tuple, list)) else [result]
+        self.loaders += [m for m in members if hasattr(m, "total_batch_size")]
+        self.watch_models([m for m in members if isinstance(m, nn.Module)])
+        return result
+
+    def _preparing(self, accelerator: Any, given: Sequence[Any], named: dict[str, Any]) -> Any:
         """Return the arguments of ``prepare`` with the added strategies applied."""
         self.end_again()
-        given = list(given)
-        models = [m for m in given if isinstance(m, nn.Module) and trains(m)]
+        modules = [m for m in given if isinstance(m, nn.Module)]
+        models = [m for m in modules if trains(m)]
+        frozen = [m for m in modules if not trains(m)]
         optimizers = [o for o in given if isinstance(o, torch.optim.Optimizer)]
         if models and not self.models:
             self.reporter.enter("prepare")
             self.meter.enter("prepare")
-        frozen = [m for m in given if isinstance(m, nn.Module) and not trains(m)]
         placed = named.get("device_placement") is not None
         settle.check_objects(self.row, models, frozen, optimizers, len(self.models), placed)
         try:
             for model in models:
-                self._edit(model)
-            given = self._swap_optimizers(given)
+                blocks = blocks_of(model)
+                linears = frozen_linears(model, blocks)
+                for part in self.row.recipe.strategies[1:]:
+                    part.edit_model(model, self.row.subject.found(blocks, linears))
+                self.blocks += blocks
+                self.linears += linears
+            new = {id(old): self._optimizer_for(old) for old in optimizers}
         except Cannot as error:
             raise Refused(str(error)) from None
         micro = next((batch_of(x) for x in given if isinstance(x, DataLoader)), None)
@@ -130,47 +239,19 @@ class Watch:
         settle.settle_prepare(accelerator, self.row, models, micro, scratch)
         self.models += models
         self.before_prepare += [weakref.ref(p) for m in models for p in m.parameters()]
-        return given
+        return [new.get(id(one), one) for one in given]
 
-    def _edit(self, model: nn.Module) -> None:
-        """Find the model's blocks, and apply the added strategies."""
-        blocks = blocks_of(model)
-        linears = frozen_linears(model, blocks)
-        found = self._subject(blocks, linears)
-        for part in self.row.recipe.strategies[1:]:
-            part.edit_model(model, found)
-        self.blocks += blocks
-        self.linears += linears
-
-    def _subject(self, blocks: list[nn.Module], linears: tuple[str, ...]) -> Found:
-        return Found(
-            model=self.row.spec.model,
-            data=DataFacts(1, 1, 1, 1),
-            script=self.row.script,
-            members=blocks,
-            own_linears=linears,
-        )
-
-    def _swap_optimizers(self, given: list[Any]) -> list[Any]:
-        """Replace the optimizers by that of an added strategy, also in their schedulers."""
+    def _optimizer_for(self, optimizer: Any) -> Any:
+        """Return the optimizer of an added strategy for a script's own, also in its schedulers;
+        the own one without such a strategy."""
         part = next((p for p in self.row.recipe.strategies if isinstance(p, Swapped)), None)
         if part is None:
-            return given
-        kind, new = torch.optim.lr_scheduler.LRScheduler, list(given)
-        for place, optimizer in enumerate(given):
-            if isinstance(optimizer, torch.optim.Optimizer):
-                new[place] = swap(part, optimizer, self.row.launch)
-                for one in [thing for thing in gc.get_objects() if issubclass(type(thing), kind)]:
-                    if getattr(one, "optimizer", None) is optimizer:
-                        one.optimizer = new[place]
+            return optimizer
+        new, kind = swap(part, optimizer, self.row.launch), torch.optim.lr_scheduler.LRScheduler
+        for one in [thing for thing in gc.get_objects() if issubclass(type(thing), kind)]:
+            if getattr(one, "optimizer", None) is optimizer:
+                one.optimizer = new
         return new
-
-    def prepared(self, accelerator: Any, result: Any) -> None:
-        """Record the prepared objects, and watch the forward passes of the models."""
-        self.accelerator = accelerator
-        members = list(result) if isinstance(result, (tuple, list)) else [result]
-        self.loaders += [m for m in members if hasattr(m, "total_batch_size")]
-        self.watch_models([m for m in members if isinstance(m, nn.Module)])
 
     def watch_models(self, models: Sequence[nn.Module]) -> None:
         """Register a hook on each of these prepared models that has trained weights."""
@@ -209,7 +290,7 @@ class Watch:
         module = nn.ModuleList(modules) if len(models) > 1 else modules[0]
         inner = [_innermost(o) for o in optimizers]
         joined = Joined(inner) if inner else self.seen_optimizers
-        subject = self._subject(blocks, self.linears)
+        subject = self.row.subject.found(blocks, self.linears)
         run = Run(
             resolved=self.row,
             accelerator=self.accelerator,
@@ -245,31 +326,29 @@ class Watch:
 
         handle = layers[0].register_forward_hook(note)
 
-    def backward_begins(self, loss: Any) -> None:
-        """Receive the start of ``Accelerator.backward``."""
+    def backward(self, original: Any, accelerator: Any, loss: Any, **named: Any) -> None:
+        """Patch of ``Accelerator.backward``, within which DeepSpeed steps."""
         self.begin()
         self.backwards += 1
         self.bench.loss(loss)
-
-    def backward_ended(self) -> None:
-        """Receive the end of ``Accelerator.backward``, within which DeepSpeed steps."""
+        original(accelerator, loss, **named)
         if "own_step" in self.row.launch.traits and self.accelerator.sync_gradients:
             self.stepped[0] += 1
             self.ever_stepped = True
 
-    def asked_to_step(self, optimizer: Any) -> None:
-        """Receive the script's call of a prepared optimizer's ``step``, which DeepSpeed ignores."""
-        if self.bench is not None and self.backwards == 0 and self.ended is None:
-            self.steps_begin(_innermost(optimizer))
+    def step_of_wrapper(self, original: Any, optimizer: Any) -> None:
+        """Patch of the step of DeepSpeed's stand-in of an optimizer, which does nothing."""
+        if self.bench is not None and self.ended is None:
+            self.step_begins(_innermost(optimizer))
+        original(optimizer)
 
-    def steps_begin(self, optimizer: Any) -> None:
+    def step_begins(self, optimizer: Any, *_: Any) -> None:
         """Receive the start of an optimizer's step."""
-        if self.bench is None and not self.models:
-            return
-        if self.backwards == 0 and self._is_ours(optimizer):
+        prepared = self.bench is not None or self.models
+        if prepared and self.backwards == 0 and self._is_ours(optimizer):
             raise Refused(NO_BACKWARD)
 
-    def steps_end(self, optimizer: Any) -> None:
+    def step_ended(self, optimizer: Any, *_: Any) -> None:
         """Receive the end of an optimizer's step."""
         if "own_step" in self.row.launch.traits or not self._is_ours(optimizer):
             return
@@ -292,20 +371,22 @@ class Watch:
         count = 1 if "own_step" in self.row.launch.traits else len(self.accelerator._optimizers)
         return len(self.stepped) >= count or max(self.stepped.values()) > 1
 
-    def accumulates(self, models: Sequence[Any]) -> None:
-        """Receive the start of ``Accelerator.accumulate``."""
+    def accumulate(self, original: Any, accelerator: Any, *models: Any) -> Any:
+        """Patch of ``Accelerator.accumulate``, at whose end a step may be complete."""
         self.end_again()
         self.in_accumulate = True
         listed = any(isinstance(m, (list, tuple)) for m in models)
-        if not listed or self.accelerator.gradient_accumulation_steps == 1:
-            return
-        text = "the script passes a list to accumulate, which accelerate does not unpack"
-        if "dtensor_weights" in self.row.launch.traits:
-            raise Refused(f"{text}; write accumulate(*models), or take ddp")
-        self.note(f"{text}: gradients are sent in every micro-batch")
+        if listed and self.accelerator.gradient_accumulation_steps > 1:
+            text = "the script passes a list to accumulate, which accelerate does not unpack"
+            if "dtensor_weights" in self.row.launch.traits:
+                raise Refused(f"{text}; write accumulate(*models), or take ddp")
+            self.note(f"{text}: gradients are sent in every micro-batch")
+        return self._accumulating(original(accelerator, *models))
 
-    def left_accumulate(self) -> None:
-        """Receive the end of ``Accelerator.accumulate``."""
+    @contextlib.contextmanager
+    def _accumulating(self, accumulation: Any) -> Iterator[None]:
+        with accumulation:
+            yield
         self.in_accumulate = False
         fused = self.backwards > 0 and not self.ever_stepped and self.accelerator.sync_gradients
         if self.bench is not None and (self.complete() or fused):
@@ -335,19 +416,6 @@ class Watch:
             os._exit(0)
         raise self.ended
 
-    def guarded(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        """Return ``call``, whose ``Refused``, ``Void`` or ``Finished`` ends the script for good."""
-
-        @functools.wraps(call)
-        def run(*given: Any, **named: Any) -> Any:
-            try:
-                return call(*given, **named)
-            except (Refused, Void, Finished) as stop:
-                self.ended = stop
-                raise
-
-        return run
-
     @property
     def finished(self) -> bool:
         """Return whether the last measured step has ended."""
@@ -355,27 +423,33 @@ class Watch:
 
     # ---- facts ----
 
-    def clipped(self, limit: Any, norm: Any, parameters: Any) -> None:
-        """Receive the limit and norm of the gradients of ``parameters``, which the script clips.
+    def clip_gradients(self, original: Any, *given: Any, **named: Any) -> Any:
+        """Patch of ``clip_grad_norm_``, of ``Accelerator`` and of torch.
 
         The norm of no parameters is none of the training's.
         """
-        limit, engine_clips = float(limit), "own_clipping" in self.row.launch.traits
-        given = [parameters] if torch.is_tensor(parameters) else parameters
-        if not given:
+        bound = inspect.signature(original).bind(*given, **named)
+        parameters = bound.arguments["parameters"]
+        # A list can be looked at after the call.
+        parameters = [parameters] if torch.is_tensor(parameters) else list(parameters)
+        bound.arguments["parameters"] = parameters
+        norm = original(*bound.args, **bound.kwargs)
+        limit = float(bound.arguments["max_norm"])
+        engine_clips = "own_clipping" in self.row.launch.traits
+        if not parameters:
             self.note(NONE_CLIPPED)
-            return  # no engine may clip at this limit: the others would train something else
-        if self.bench is not None and not engine_clips and all(p.grad is None for p in given):
-            if self.backwards == 0:
-                raise Refused(NO_BACKWARD)
-            raise Void(CLIPPING, limit, "parameters without gradients", MADE_BEFORE)
+            return norm  # no engine may clip at this limit: the others would train something else
         if self.bench is not None:
+            if not engine_clips and all(p.grad is None for p in parameters):
+                if self.backwards == 0:
+                    raise Refused(NO_BACKWARD)
+                raise Void(CLIPPING, limit, "parameters without gradients", MADE_BEFORE)
             self.bench.norm = norm
-        if self.clip == limit:
-            return
-        self.clip = limit
-        if engine_clips and (self.row.clip or 0.0) != limit:
-            raise Void(CLIPPING, limit, self.row.clip or 0.0, f"give --clip {limit:g}")
+        if self.clip != limit:
+            self.clip = limit
+            if engine_clips and (self.row.clip or 0.0) != limit:
+                raise Void(CLIPPING, limit, self.row.clip or 0.0, f"give --clip {limit:g}")
+        return norm
 
     def note(self, text: str) -> None:
         """Keep a remark for the reader of the row."""
