@@ -60,7 +60,7 @@ def patches(row: Mapping[str, Any]) -> Iterator[None]:
             stack.enter_context(mock.patch.object(where, name, value))
 
         if "mask" in row:
-            stack.enter_context(mock.patch.dict(calls.CALLS, {"hunyuanvideo": _square}))
+            patch(calls, "hunyuanvideo", _square)
         if "dropout" in row:
             given = functools.partial(peft.LoraConfig, lora_dropout=row["dropout"])
             patch(peft, "LoraConfig", given)

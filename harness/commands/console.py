@@ -18,7 +18,7 @@ from rich.text import Text
 
 from harness.commands.progress import Waiting
 from harness.result import Result, Status
-from harness.system.machine import Machine, examine
+from harness.system.machine import Machine, examine, recall
 from harness.void import shown_status
 from strategies.files import printable
 
@@ -100,12 +100,14 @@ def print_listed(console: Console, heads: Sequence[str], rows: Sequence[Sequence
         console.print(table)
 
 
-def sighted(console: Console, out: Path, machine: Machine, device: str | None) -> Machine:
-    """Return ``machine``, examined with torch if a GPU was requested and nvidia-smi found none.
+def looked(console: Console, out: Path, device: str | None, *, dry: bool = False) -> Machine:
+    """Return the machine as known without torch; ``dry`` starts no process in any case.
 
-    nvidia-smi may be missing (WSL2, a container) or slow.
+    With torch, if a GPU was requested and nvidia-smi found none: it may be missing (WSL2, a
+    container) or slow.
     """
+    machine = recall(out)
     known = machine.gpus or machine.probe is not None
-    if device != "cuda" or known or "+cpu" in (machine.versions["torch"] or ""):
+    if dry or device != "cuda" or known or "+cpu" in (machine.versions["torch"] or ""):
         return machine
     return examined(console, out, set())

@@ -17,8 +17,8 @@ from harness.commands.console import (
     OK,
     examined,
     exit_code,
+    looked,
     make_console,
-    sighted,
     slug,
 )
 from harness.commands.options import add_force, add_settings, folder_name, overrides, seconds
@@ -35,7 +35,7 @@ from harness.suite.file import Suite, load_suite
 from harness.suite.rows import with_reference_again
 from harness.suite.run import Planned, SuiteInterrupted, check_out, plan, run_suite
 from harness.system.gpus import has_driver
-from harness.system.machine import Machine, recall
+from harness.system.machine import Machine
 from harness.system.requirements import lacks_sight, needed_ops, obstacle
 from harness.system.tree import at_work
 from strategies.base import GPUS
@@ -77,9 +77,7 @@ def run(options: argparse.Namespace) -> int:
     if node:
         out = node.folder(out)
         console.print(f"node {node.rank} of {node.count}: {out}", soft_wrap=True)
-    machine = recall(out)
-    if not options.dry_run:
-        machine = sighted(console, out, machine, options.device)
+    machine = looked(console, out, options.device, dry=options.dry_run)
     suite, rows = ask(options, given, machine)
     if options.dry_run:
         return _dry_run(rows, machine, out)

@@ -9,14 +9,14 @@ from typing import Any
 
 from rich.console import Console
 
-from harness.commands.console import examined, make_console, sighted
+from harness.commands.console import examined, looked, make_console
 from harness.commands.progress import Progress
 from harness.launch import launch
 from harness.resolve import Resolved, resolve
 from harness.result import Result
 from harness.spec import Spec, SpecError
 from harness.suite.run import Planned, check_out, plan
-from harness.system.machine import Machine, recall
+from harness.system.machine import Machine
 from harness.system.requirements import needed_ops
 from strategies import parse
 
@@ -36,7 +36,7 @@ def planned(
     ask: Ask, folder: Path, device: str | None, console: Console | None = None
 ) -> tuple[Machine, Planned]:
     """Return the machine and the row; a BadInput refuses it before a process starts."""
-    machine = sighted(console or make_console(stderr=True), folder, recall(folder), device)
+    machine = looked(console or make_console(stderr=True), folder, device)
     return machine, _possible(resolve(ask(machine)), folder, machine)
 
 

@@ -17,9 +17,9 @@ from harness.commands.console import (
     OK,
     examined,
     exit_code,
+    looked,
     make_console,
     short,
-    sighted,
     slug,
 )
 from harness.commands.options import add_force, folder_name, seconds
@@ -35,7 +35,7 @@ from harness.spec import DEVICES
 from harness.suite.file import Suite, SuiteRow
 from harness.suite.rows import with_reference_again
 from harness.suite.run import check_out, plan
-from harness.system.machine import Machine, recall
+from harness.system.machine import Machine
 from harness.system.requirements import needed_ops
 
 TIMEOUT_SECONDS = 1800.0
@@ -85,9 +85,7 @@ def act(options: argparse.Namespace) -> int:
     console = make_console()
     script = Script.of(options.script, Path.cwd())
     out = Path(options.out or RESULTS / f"script-{slug(script.path.stem)}").absolute()
-    machine = recall(out)
-    if not options.dry_run:
-        machine = sighted(console, out, machine, options.device)
+    machine = looked(console, out, options.device, dry=options.dry_run)
     device = options.device or machine.device
     if options.check:
         return _check(script, device, out, options, console)

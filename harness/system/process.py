@@ -40,10 +40,9 @@ class Ended:
     """End of a child. ``exit_code`` is None if a signal ended it, which ``signal`` names.
 
     ``stopped`` is why the harness ended it: "timeout", "interrupted", "lingered" (its work was done
-    or had failed, but it did not end), another word of ``stop``, or None. ``left_behind`` counts
-    processes that outlived the command and were ended; ``survivors`` counts those that SIGKILL did
-    not end. ``tree_peak_bytes`` is the peak resident memory, summed over the tree. ``others`` are
-    processes of another Headroom that ran meanwhile.
+    or had failed, but it did not end), another word of ``stop``, or None. ``tree_peak_bytes`` is
+    the peak resident memory, summed over the tree. ``others`` are processes of another Headroom
+    that ran meanwhile.
     """
 
     exit_code: int | None
@@ -52,8 +51,6 @@ class Ended:
     stopped: str | None
     tree_peak_bytes: int
     tree_processes: int
-    left_behind: int
-    survivors: int
     others: tuple[int, ...] = ()
 
 
@@ -112,9 +109,10 @@ def run_child(
                     stopped = "timeout"
                 else:
                     stopped = stop()
-            left = 0 if stopped else tree.wait(1.0)
+            if stopped is None:
+                tree.wait(1.0)
         finally:
-            survivors = tree.stop(GRACE_SECONDS, hurry=lambda: len(caught) > 1)
+            tree.stop(GRACE_SECONDS, hurry=lambda: len(caught) > 1)
             guard.hears_of(tree.files)
             code = guard.code(1.0)  # None for a process stuck in the kernel
             if not guard.close():
@@ -127,8 +125,6 @@ def run_child(
         stopped=stopped,
         tree_peak_bytes=tree.peak_bytes,
         tree_processes=tree.processes_at_peak,
-        left_behind=left,
-        survivors=survivors,
         others=tuple(sorted(tree.others)),
     )
     if caught:

@@ -76,17 +76,16 @@ class Tree:
         self._seen |= present
         return sum(sizes)
 
-    def wait(self, seconds: float, hurry: Callable[[], bool] = lambda: False) -> int:
-        """Give processes time to exit, until ``hurry()``; return how many remain."""
+    def wait(self, seconds: float, hurry: Callable[[], bool] = lambda: False) -> None:
+        """Give processes time to exit, until ``hurry()``."""
         deadline = time.monotonic() + seconds
-        while (left := len(self.alive())) and time.monotonic() < deadline and not hurry():
+        while self.alive() and time.monotonic() < deadline and not hurry():
             time.sleep(0.05)
-        return left
 
-    def stop(self, grace_seconds: float, hurry: Callable[[], bool] = lambda: False) -> int:
+    def stop(self, grace_seconds: float, hurry: Callable[[], bool] = lambda: False) -> None:
         """Send SIGTERM to all, and SIGKILL to the rest after the grace or once ``hurry()`` is true.
 
-        Return the number still alive after that: processes stuck in the kernel.
+        A process stuck in the kernel outlives it.
         """
         self._note_files(self.alive())
         self._signal(signal.SIGTERM)
@@ -94,7 +93,6 @@ class Tree:
         deadline = time.monotonic() + KILL_SECONDS
         while self._signal(signal.SIGKILL) and time.monotonic() < deadline:
             time.sleep(0.02)
-        return len(self.alive())
 
     def remove_files(self, scratch: Sequence[Path] = ()) -> None:
         """Remove the tree's shared memory segments and compile locks, and ``scratch`` folders."""

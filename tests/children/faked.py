@@ -13,7 +13,7 @@ from pathlib import Path
 from unittest import mock
 
 from harness import cli
-from harness.commands import console, run, single_run
+from harness.commands import console
 from harness.launch import launch
 from harness.result import Result, Status
 from harness.system import gpus, process
@@ -47,8 +47,7 @@ def faked(runs: str = "none") -> Iterator[None]:
     patches = {
         (launch, "run"): lambda resolved, folder, **more: row(resolved, folder, runs=runs, **more),
         (console, "examine"): lambda folder, ops=(), **more: machine(folder),
-        (run, "recall"): machines.look,
-        (single_run, "recall"): machines.look,
+        (console, "recall"): machines.look,
         (gpus, "visible"): lambda: (),
     }
     with contextlib.ExitStack() as stack:

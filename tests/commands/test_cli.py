@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from harness import cli
-from harness.commands import console, doctor, run, single_run
+from harness.commands import console, doctor, run
 from harness.launch import launch
 from harness.planner import pool
 from harness.prediction import Prediction
@@ -35,8 +35,7 @@ def nothing_starts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]
         begun.append("probe")
         return machine(folder)
 
-    for module in (run, single_run):
-        monkeypatch.setattr(module, "recall", machines.look)
+    monkeypatch.setattr(console, "recall", machines.look)
     monkeypatch.setattr(console, "examine", probe)
     monkeypatch.setattr(gpus, "visible", lambda: ())
     monkeypatch.setattr(subprocess, "Popen", lambda *a, **k: begun.append("process"))

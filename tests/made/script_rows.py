@@ -68,8 +68,6 @@ def rows_in_forks(begin: Callable[[], one_start.Start]) -> Iterator[None]:
             stopped=None,
             tree_peak_bytes=0,
             tree_processes=0,
-            left_behind=0,
-            survivors=0,
         )
 
     with mock.patch.object(launch.process, "run_child", run_child):

@@ -257,9 +257,7 @@ class DiT(nn.Module):
         learn_sigma: bool = True,
     ):
         super().__init__()
-        self.in_channels = in_channels
         self.out_channels = in_channels * (1 + learn_sigma)
-        self.learn_sigma = learn_sigma
         self.patch_size = patch_size
         self.grid = input_size // patch_size
         self.x_embedder = PatchEmbed(patch_size, in_channels, hidden_size)

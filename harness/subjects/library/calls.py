@@ -374,16 +374,6 @@ def _packed(space: Space, sound: Tensor, device: torch.device) -> Tensor:
     return torch.cat([F.pad(text[:, None].float(), (0, 2)), heard, video])
 
 
-CALLS: dict[str, Callable[..., Tensor]] = {
-    call.__name__: call
-    for call in (
-        *(usual, flux, chroma, flux2, pixart, dit, hunyuanvideo, hunyuanvideo15, qwen, qwen21),
-        *(zimage, ltx, cogvideox, cogview4, krea2, ideogram4, ltx2, hidream, minimax_h3),
-    )
-}
-"""``Family.call`` -> function."""
-
-
 class _Whole(TorchFunctionMode):
     """Torch-function mode that returns values of an all-true mask for tensors without values.
 

@@ -401,19 +401,20 @@ class Library(Subject):
         return x, torch.zeros(1, dtype=times, device=device), given
 
     def predict(self, model: Any, x: Tensor, t_B: Tensor, conditions: Mapping[str, Tensor]) -> Any:
-        from harness.subjects.library.calls import CALLS, masks_are_whole, mine
+        from harness.subjects.library import calls
 
         family, kept = self.family, _kept_in(model)
         given = {n: c.to(kept) if c.is_floating_point() else c for n, c in conditions.items()}
         if family.joint:
             of_text = ("text", "mask")[: 1 + family.masked]
-            given |= {name: mine(model, given[name], axis=1) for name in of_text}
+            given |= {name: calls.mine(model, given[name], axis=1) for name in of_text}
         words = family.time.split("_")
         falling = words[0] == "falling"
         told_B = (1 - t_B if falling else t_B) * (1000 if len(words) > 1 else 1)
-        masks = masks_are_whole(x, self.space.text) if family.whole_masks else None
+        call = getattr(calls, family.call)
+        masks = calls.masks_are_whole(x, self.space.text) if family.whole_masks else None
         with masks or contextlib.nullcontext():
-            out = CALLS[family.call](model, x.to(kept), told_B, given, self.config, self.space)
+            out = call(model, x.to(kept), told_B, given, self.config, self.space)
         return -out if falling else out
 
 
