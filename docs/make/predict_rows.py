@@ -23,7 +23,6 @@ from harness.resolve import Resolved, resolve
 from harness.spec import Spec
 from harness.system import cards
 
-GIB = 2**30
 UNTOLD = frozenset({"attention", "int8"})
 """Keys of rows whose trainer's model differs from that of diffusers; their prediction is kept."""
 
@@ -37,10 +36,8 @@ def spec_of(row: dict[str, Any]) -> Spec:
 def figures(resolved: Resolved, found: Prediction, row: dict[str, Any]) -> dict[str, Any]:
     """Return the figures that the file keeps: GiB, and seconds by card."""
     beside = row.get("beside", 0.0)
-    sizes = {
-        name: round(getattr(found, name) / GIB + beside, 4)
-        for name in ("reserved", "allocated", "between")
-    }
+    kinds = ("reserved", "allocated", "between")
+    sizes = {name: round(getattr(found, name) / 2**30 + beside, 4) for name in kinds}
     seconds = {}
     for name in row.get("seconds", ()):
         one = judge(resolved, found, cards.find(name)).seconds
@@ -69,19 +66,15 @@ def anew(some: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return [one.made for one in in_forks(functions, jobs=1, limit=3600.0)]
 
 
-def write(name: str, got: dict[str, Any]) -> None:
-    """Replace the prediction of one row in the file."""
-    line = f"  predicted: {json.dumps(got)}\n"
-    found = re.compile(rf"(^- name: {re.escape(name)}\n(?:  .*\n)*?)  predicted: .*\n", re.M)
-    FILE.write_text(found.sub(lambda m: m[1] + line, FILE.read_text("utf-8"), count=1), "utf-8")
-
-
 def predict_rows(numbers: Sequence[int]) -> None:
-    """Predict the rows of these numbers, or all, and write them into the file."""
-    some = [row for n, row in enumerate(rows(), 1) if not numbers or n in numbers]
-    some = [row for row in some if not UNTOLD & row.keys()]
+    """Predict the rows of these numbers, or all, and replace their predictions in the file."""
+    chosen = (row for n, row in enumerate(rows(), 1) if not numbers or n in numbers)
+    some = [row for row in chosen if not UNTOLD & row.keys()]
     for row, got in zip(some, anew(some), strict=True):
         if "why" in got:
             print(f"{row['name']}: not predicted: {got['why']}")
             continue
-        write(row["name"], got)
+        start = rf"(^- name: {re.escape(row['name'])}\n(?:  .*\n)*?)  predicted: .*\n"
+        text, line = FILE.read_text("utf-8"), f"  predicted: {json.dumps(got)}\n"
+        found = re.sub(start, lambda m, line=line: m[1] + line, text, count=1, flags=re.M)
+        FILE.write_text(found, "utf-8")
