@@ -180,7 +180,7 @@ def test_the_fastest_is_named_with_those_that_are_not_told_from_it():
     close = f"; not told apart from it: {SAME}, zero2"
     assert found["Fastest"].endswith(close)
     zero2 = next(row for row in group.rows if row.label == "zero2")
-    least = 100 * lookup.interval(zero2, group.rows[0])[0]
+    least = 100 * lookup.pace(zero2, group.rows[0]).low
     for question in ("Best trade", "Least memory"):
         assert f"than ddp, at {least:.0f} % of its speed or more" in found[question]
     assert fits(front(group)[-1], group) == f"ddp{close}"

@@ -9,7 +9,7 @@ lowest value that the noise leaves open.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from harness.report.data import lookup
 from harness.report.data.rows import Group, Row
@@ -20,8 +20,7 @@ MOST_CLOSE = 3
 NONE_FASTER = "no difference in speed was measured"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Answer:
+class Answer(NamedTuple):
     """A question, the row that answers it (None: no row), and one sentence."""
 
     question: str
@@ -43,41 +42,34 @@ def answers(group: Group) -> list[Answer]:
     """Return the fastest row, the fastest with equal results, the least memory and best trade."""
     rows = believable(group)
     if not rows:
-        return [Answer(question="Fastest", row=None, text="no row can be believed")]
-    best, close = rows[0], _alike(rows[0], rows[1:])
-    found = [Answer(question="Fastest", row=best, text=_speed(best) + _beside(best, close))]
-    if len(rows) == 1:
-        return found
-    if len(close) == len(rows) - 1:
-        found = [Answer(question="Fastest", row=None, text=NONE_FASTER)]
+        return [Answer("Fastest", None, "no row can be believed")]
+    best = rows[0]
+    if len(rows) > 1 and not any(lookup.pace(row, best).told_apart for row in rows[1:]):
+        found = [Answer("Fastest", None, NONE_FASTER)]
+    else:
+        found = [Answer("Fastest", best, _speed(best) + _beside(best, rows[1:]))]
     exact = [row for row in rows if row.versus.parity in ("equal", "equal losses", "reference")]
-    if exact and exact[0] is not best and lookup.told_apart(exact[0], best):
+    if exact and lookup.pace(exact[0], best).told_apart:
         question = f"Fastest, same {'samples' if exact[0].drawn else 'loss'}"
-        text = _speed(exact[0]) + _beside(exact[0], _alike(exact[0], exact[1:]))
-        found.append(Answer(question=question, row=exact[0], text=text))
+        found.append(Answer(question, exact[0], _speed(exact[0]) + _beside(exact[0], exact[1:])))
     needs = with_need(group)
     if len(needs) < 2:
         return found
     least = min(needs, key=lambda r: (r.numbers.need_bytes, -r.numbers.samples_per_second))
     text = needs_words(least)
     if least is not needs[0]:
-        text += f", {_change(least, needs[0])} than {needs[0].label}, "
-        text += _pace_against(least, needs[0])
-    found.append(Answer(question="Least memory", row=least, text=text + _design(least)))
-    return [*found, _best_trade(needs)]
+        text += f", {_trade(least, needs[0])}"
+    return [*found, Answer("Least memory", least, text + _design(least)), _best_trade(needs)]
 
 
 def _best_trade(rows: list[Row]) -> Answer:
-    found = _compromise(rows)
-    if found is not None:
-        row, top = found
-        text = f"{_change(row, top)} than {top.label}, {_pace_against(row, top)}{_design(row)}"
-        return Answer(question="Best trade", row=row, text=text)
-    if any(r.versus.front for r in _alike(rows[0], rows[1:])):
+    if found := _compromise(rows):
+        return Answer("Best trade", found[0], _trade(*found) + _design(found[0]))
+    if any(row.versus.front for row in _close(rows[0], rows[1:])):
         text = "no saving is surely larger than the speed it costs: too much noise"
-        return Answer(question="Best trade", row=None, text=text)
+        return Answer("Best trade", None, text)
     text = "no other row saves a larger share of this one's memory than of its speed"
-    return Answer(question="Best trade", row=rows[0], text=text)
+    return Answer("Best trade", rows[0], text)
 
 
 def headline(group: Group) -> str:
@@ -89,18 +81,16 @@ def headline(group: Group) -> str:
     where = f"On {count} CPU process{'es' * (count > 1)}"
     if group.meter == "cuda":
         where = f"On {f'{count} x ' * (count > 1)}{group.device}"
+    numbers = f"{_rate(best)}, {needs_words(best)}"
     if len(rows) == 1:
-        return f"{where}, {best.label}: {_pace(best)}, {needs_words(best)}."
-    smallest = _smallest(group)
+        return f"{where}, {best.label}: {numbers}."
+    smallest, close = _smallest(group), _close(best, rows[1:])
     if lookup.is_busy(group):
         return " ".join(filter(None, (lookup.too_busy(group), smallest)))
-    close = _alike(best, rows[1:])
     if len(close) == len(rows) - 1:
         return f"{where}, {NONE_FASTER}{f'; {smallest}' if smallest else '.'}"
-    numbers = f"{_pace(best)}, {needs_words(best)}{_beside(best, close)}"
-    text = f"{where}, {best.label} is fastest ({numbers})"
-    found = _compromise(with_need(group))
-    if found is not None:
+    text = f"{where}, {best.label} is fastest ({numbers}{_beside(best, close)})"
+    if found := _compromise(with_need(group)):
         return f"{text}; {found[0].label} needs {_change(*found)} {_pace_against(*found)}."
     if any(row.versus.front for row in close):
         return f"{text}."
@@ -134,37 +124,37 @@ def front(group: Group) -> list[Row]:
 
 def fits(row: Row, group: Group) -> str:
     """Return a row of the front, and the rows that fit too and may be as fast."""
-    needs = [other for other in with_need(group) if other is not row]
-    able = [r for r in needs if r.numbers.need_bytes <= row.numbers.need_bytes]
-    return row.label + _beside(row, _alike(row, able))
+    size = row.numbers.need_bytes
+    able = [r for r in with_need(group) if r is not row and r.numbers.need_bytes <= size]
+    return row.label + _beside(row, able)
 
 
 # ---- words ----
 
 
-def _alike(best: Row, others: Sequence[Row]) -> tuple[Row, ...]:
+def _close(best: Row, others: Sequence[Row]) -> list[Row]:
     """Return the rows that the noise does not separate from ``best``."""
-    return tuple(row for row in others if not lookup.told_apart(row, best))
+    return [row for row in others if not lookup.pace(row, best).told_apart]
 
 
-def _beside(best: Row, close: Sequence[Row]) -> str:
+def _beside(best: Row, others: Sequence[Row]) -> str:
     """Return the rows that are as fast as ``best``, and those that may or may not be."""
-    same = [row for row in close if lookup.same(row, best)]
-    unclear = [row for row in close if row not in same]
+    paces = [(row.label, lookup.pace(row, best)) for row in others]
+    same = [name for name, pace in paces if pace.same and not pace.told_apart]
+    unclear = [name for name, pace in paces if not pace.same and not pace.told_apart]
     text = ""
-    for words, rows in (("the same speed", same), (f"{lookup.NOT_TOLD_APART} from it", unclear)):
-        more = f" and {len(rows) - MOST_CLOSE} more" if len(rows) > MOST_CLOSE else ""
-        names = ", ".join(row.label for row in rows[:MOST_CLOSE])
-        text += f"; {words}: {names}{more}" if rows else ""
+    for words, names in (("the same speed", same), (f"{lookup.NOT_TOLD_APART} from it", unclear)):
+        more = f" and {len(names) - MOST_CLOSE} more" if len(names) > MOST_CLOSE else ""
+        text += f"; {words}: {', '.join(names[:MOST_CLOSE])}{more}" if names else ""
     return text
 
 
-def _pace(row: Row) -> str:
+def _rate(row: Row) -> str:
     return f"{units.one('rate', row.numbers.samples_per_second)} samples/s"
 
 
 def _speed(row: Row) -> str:
-    text = _pace(row)
+    text = _rate(row)
     if row.versus.speed_same:
         text += ", same speed as the reference"
     elif row.versus.speed_differs is False:
@@ -191,24 +181,18 @@ def _change(row: Row, base: Row) -> str:
 
 def _pace_against(row: Row, top: Row) -> str:
     """Return a row's speed as a share of a faster row's, in words."""
-    if lookup.same(row, top):
+    pace = lookup.pace(row, top)
+    share = f"{100 * pace.least:.0f} % of its speed"
+    if pace.same:
         return "at the same speed"
-    share = f"{100 * _least_pace(row, top):.0f} % of its speed"
-    if lookup.told_apart(row, top):
+    if pace.told_apart:
         return f"at {share}"
-    low, high = lookup.interval(row, top)
-    return (
-        f"at {share} or more" if high <= lookup.ABSURD * low else "at an unknown speed: too noisy"
-    )
+    return "at an unknown speed: too noisy" if pace.is_unknown else f"at {share} or more"
 
 
-def _least_pace(row: Row, top: Row) -> float:
-    """Return a row's speed relative to the fastest's: the lowest that noise leaves open, unless
-    the two are the same or told apart.
-    """
-    if row is top or lookup.same(row, top) or lookup.told_apart(row, top):
-        return row.numbers.samples_per_second / top.numbers.samples_per_second
-    return lookup.interval(row, top)[0]
+def _trade(row: Row, top: Row) -> str:
+    """Return the memory that the first row saves of the second's, and the speed that it costs."""
+    return f"{_change(row, top)} than {top.label}, {_pace_against(row, top)}"
 
 
 def _compromise(rows: list[Row]) -> tuple[Row, Row] | None:
@@ -217,8 +201,9 @@ def _compromise(rows: list[Row]) -> tuple[Row, Row] | None:
     if not front:
         return None
     top = max(front, key=lambda row: row.numbers.samples_per_second)
-    points = [(row.numbers.need_bytes, _least_pace(row, top)) for row in front]
-    best = derive.compromise(points)
+    paces = [1.0 if row is top else lookup.pace(row, top).least for row in front]
+    needs = [row.numbers.need_bytes for row in front]
+    best = derive.compromise(list(zip(needs, paces, strict=True)))
     return None if best is None else (front[best], top)
 
 

@@ -2,33 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from harness.report.data.rows import Group, Row
 
 
-@dataclass(frozen=True, kw_only=True)
-class Effect:
+class Effect(NamedTuple):
     """The effect of adding ``part`` to the recipe of the row ``base``.
 
     ``replaced`` is the sharding that it replaces, if any.
     """
 
     part: str
+    replaced: str
     base: Row
     row: Row
-    replaced: str = ""
-
-    @property
-    def words(self) -> str:
-        """The part, and the part that it replaces."""
-        return f"{self.part} (in place of {self.replaced})" if self.replaced else self.part
-
-    @property
-    def need_change_fraction(self) -> float | None:
-        """The change as a fraction of the base's need; None if one need is unknown."""
-        needs = (self.row.numbers.need_bytes, self.base.numbers.need_bytes)
-        return needs[0] / needs[1] - 1 if all(needs) else None
 
 
 def effects(group: Group) -> list[Effect]:
@@ -43,11 +31,11 @@ def effects(group: Group) -> list[Effect]:
         sharding, *more = words(row)
         base = known.get((frozenset((usual, *more)), row.spec.processes))
         if base and sharding != usual:
-            shardings.append(Effect(part=sharding, base=base, row=row, replaced=usual))
+            shardings.append(Effect(sharding, usual, base, row))
         for part in more:
             rest = frozenset(words(row)) - {part}
             if base := known.get((rest, row.spec.processes)):
-                parts.append(Effect(part=part, base=base, row=row))
+                parts.append(Effect(part, "", base, row))
     shardings.sort(key=lambda effect: (len(words(effect.row)), effect.row.label))
     return [*shardings, *sorted(parts, key=lambda effect: (effect.part, effect.base.versus.place))]
 

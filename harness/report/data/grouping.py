@@ -18,54 +18,45 @@ from harness import hooks
 from harness.prediction import Prediction
 from harness.report.data import lookup
 from harness.report.data.rows import (
-    FREE,
     Group,
     Report,
     Row,
     SuiteHead,
     Unfinished,
     Versus,
-    device_of,
     label,
     same_work,
+    work_of,
 )
 from harness.report.figures import derive, parity, samples
-from harness.report.figures.floor import Floor, borrowed, floor_of, margin_shares
+from harness.report.figures.floor import borrowed, floor_of, margin_shares
 from harness.report.figures.numbers import numbers
-from harness.report.figures.predicted import OUT_OF_MEMORY, Comparison, machine_facts
+from harness.report.figures.predicted import OUT_OF_MEMORY, machine_facts
 from harness.resolve import run_name
 from harness.result import Result, Status
-from harness.spec import Spec
 from harness.void import shown_status
 
 PLAIN = "ddp"
 """Default reference of a set."""
-Foretold = Callable[[Sequence[Result], Status], Comparison]
-"""Returns the predictions beside the repetitions of one row, which ended so."""
 Made = TypeVar("Made")
 FAULTS = (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError)
 
 
 def build(
-    results: list[Result],
-    skipped: list[str],
+    results: Sequence[Result],
+    skipped: Sequence[str],
     suite: SuiteHead | None = None,
     predictions: Mapping[str, Prediction] | None = None,
 ) -> Report:
     """Group, derive, compare and rank the results; ``predictions`` maps a spec's key to its own."""
-    suite = suite or SuiteHead()
-    machines, compare = machine_facts(results), hooks.planner("compare_with_predictions")
-
-    def foretold(repetitions: Sequence[Result], status: Status) -> Comparison:
-        found: Comparison = compare(
-            repetitions, status, predictions or {}, machines, suite.calibration
-        )
-        return found
-
-    report = Report(suite=suite, skipped=list(skipped))
-    ranked = []
+    report = Report(suite=suite or SuiteHead(), skipped=list(skipped))
+    compare = hooks.planner("compare_with_predictions")
+    known = (predictions or {}, machine_facts(results), report.suite.calibration)
+    repetitions: dict[Any, list[Result]] = {}
+    lost: dict[Any, list[str]] = {}
     for result in results:
         status, reason = shown_status(result)
+        once = dataclasses.replace(result.spec, repeat=0)
         if result.spec.recorded and (status is Status.OK or result.recordings):
             report.recorded.append(result)
         if status is not Status.OK:
@@ -75,13 +66,28 @@ def build(
                 reason=reason,
                 so_far_bytes=result.peak_so_far_bytes or derive.highest(result.ranks, "allocated"),
                 result=result,
-                predicted_fit=foretold([result], status).fit if status in OUT_OF_MEMORY else None,
             )
+            if status in OUT_OF_MEMORY:
+                ended.predicted_fit = compare([result], status, *known).fit
             report.unfinished.append(ended)
+            lost.setdefault(once, []).append(f"a repetition ended as {status.value}")
         elif not result.spec.recorded:
-            ranked.append(result)
-    groups = _groups(_rows(ranked, report.unfinished, foretold), suite.reference)
-    report.groups.extend(with_asked(groups, suite.reference, report.unfinished))
+            repetitions.setdefault((once, same_work(result)), []).append(result)
+    rows = []
+    for (spec, _), some in repetitions.items():
+        memory, fit, times = compare(some, Status.OK, *known)
+        row = Row(
+            label=spec.recipe,
+            results=some,
+            notes=list(lost.get(spec, ())),
+            numbers=numbers(some),
+            predicted=memory,
+            predicted_fit=fit,
+            calibrated=times,
+        )
+        rows.append(row)
+    report.groups = _groups(rows, report.suite.reference)
+    _name_missing(report)
     return report
 
 
@@ -100,10 +106,8 @@ def of_usable(
     Raises:
         Exception: the error of ``render``, if no single file causes it.
     """
-    left_out, plain = list(skipped), dataclasses.replace(suite, calibration=None)
-
-    def made(some: Sequence[Result], head: SuiteHead, named: Mapping[str, Prediction]) -> Made:
-        return render(build(list(some), left_out, head, named))
+    plain = dataclasses.replace(suite, calibration=None)
+    left_out = list(skipped)
 
     def leave_out(name: str, error: Exception) -> None:
         last = traceback.extract_tb(error.__traceback__)[-1]
@@ -111,51 +115,25 @@ def of_usable(
         left_out.append(f"{name}: {type(error).__name__}: {error} ({where})")
 
     try:
-        return made(results, suite, predictions)
+        return render(build(results, left_out, suite, predictions))
     except FAULTS:
         usable = []
     for result in results:
         try:
-            made([result], plain, {})
+            render(build([result], left_out, plain))
             usable.append(result)
         except FAULTS as error:
             leave_out(f"runs/{run_name(result.spec)}", error)
     try:
-        return made(usable, suite, predictions)
+        return render(build(usable, left_out, suite, predictions))
     except FAULTS as error:
         if not predictions and suite.calibration is None:
             raise
         leave_out("prediction.json or calibration.json", error)
-    return made(usable, plain, {})
+    return render(build(usable, left_out, plain))
 
 
-# ---- rows and groups ----
-
-
-def _rows(ranked: list[Result], unfinished: list[Unfinished], foretold: Foretold) -> list[Row]:
-    """Return one row for the repetitions of each spec."""
-    repetitions: dict[Any, list[Result]] = {}
-    for result in ranked:
-        key = (dataclasses.replace(result.spec, repeat=0), same_work(result))
-        repetitions.setdefault(key, []).append(result)
-    lost: dict[Spec, list[str]] = {}
-    for ended in unfinished:
-        spec = dataclasses.replace(ended.result.spec, repeat=0)
-        lost.setdefault(spec, []).append(f"a repetition ended as {ended.status.value}")
-    rows = []
-    for (spec, _), results in repetitions.items():
-        found = foretold(results, Status.OK)
-        row = Row(
-            label=spec.recipe,
-            results=tuple(results),
-            notes=tuple(lost.get(spec, ())),
-            numbers=numbers(results),
-            predicted=found.memory,
-            predicted_fit=found.fit,
-            calibrated=found.times,
-        )
-        rows.append(row)
-    return rows
+# ---- groups ----
 
 
 def _groups(rows: list[Row], wanted: str) -> list[Group]:
@@ -164,30 +142,24 @@ def _groups(rows: list[Row], wanted: str) -> list[Group]:
     for row in rows:
         members.setdefault(same_work(row.first), []).append(row)
 
-    def order(same: list[Row]) -> tuple[int, ...]:
+    def order(item: tuple[Any, list[Row]]) -> tuple[int, ...]:
         """Sort by the number of rows, because the order of files is arbitrary."""
-        most = max(len(row.results) for row in same)
+        same = item[1]
         place = 0 if _named(same, wanted) else 1 if _named(same, PLAIN) else 2
-        return place, -len(same), -most
+        return place, -len(same), -max(len(row.results) for row in same)
 
-    ordered = sorted(members.items(), key=lambda item: order(item[1]))
-    first = dict(ordered[0][0]) if ordered else {}
-    drafts = []
-    for work, rows_there in ordered:
+    groups: list[Group] = []
+    first: dict[str, Any] = {}
+    for work, same in sorted(members.items(), key=order):
+        first = first or dict(work)
         unlike = [f"{k} {v} (not {first.get(k)})" for k, v in work if first.get(k) != v]
-        same = _labelled(rows_there)
+        _add_processes(same)
         reference = _reference(same, wanted)
-        draft = Group(
-            rows=same,
-            reference=reference,
-            meter=reference.first.meter,
-            device=device_of(reference.first),
-            unlike=", ".join(unlike),
-            floor=floor_of({row.label: row.runs for row in same}, reference.label),
-        )
-        drafts.append(draft)
-    lenders = [draft for draft in drafts if draft.floor]
-    return [_compared(draft, draft.floor or _lent_floor(draft, lenders)) for draft in drafts]
+        groups.append(Group(rows=same, reference=reference, unlike=", ".join(unlike)))
+    _measure_noise(groups)
+    for group in groups:
+        _rank(group)
+    return groups
 
 
 def same_recipe(one: str, other: str) -> bool:
@@ -206,93 +178,90 @@ def _reference(rows: list[Row], wanted: str) -> Row:
     return named or min(exact or rows, key=lambda row: row.spec.recipe.count("+"))
 
 
-def _labelled(rows: list[Row]) -> list[Row]:
+def _add_processes(rows: list[Row]) -> None:
     """Add the number of processes to labels of recipes that ran on several numbers."""
     count = Counter(row.label for row in rows)
-
-    def name(row: Row) -> str:
-        nodes = f" on {row.spec.nodes} nodes" if row.spec.nodes > 1 else ""
-        return f"{row.label} x{row.spec.processes}{nodes}" if count[row.label] > 1 else row.label
-
-    return [dataclasses.replace(row, label=name(row)) for row in rows]
+    for row in rows:
+        if count[row.label] > 1:
+            nodes = f" on {row.spec.nodes} nodes" if row.spec.nodes > 1 else ""
+            row.label += f" x{row.spec.processes}{nodes}"
 
 
-def _lent_floor(group: Group, lenders: list[Group]) -> Floor | None:
-    """Return the noise floor of the first group on the same device."""
-    here = (group.device, group.meter)
-    lender = next((g for g in lenders if (g.device, g.meter) == here), None)
-    if lender is None:
-        return None
-    spec = lender.reference.spec
-    source = f"{spec.model} at batch {spec.global_batch}"
-    runs = {row.label: row.runs for row in group.rows}
-    return borrowed(lender.floor, source, runs, group.reference.label)
+def _measure_noise(groups: list[Group]) -> None:
+    """Set each group's noise floor.
+
+    One without a repeated row borrows that of the first group on the same device, if any.
+    """
+    runs_of = [{row.label: row.runs for row in group.rows} for group in groups]
+    lenders: dict[tuple[str, str], Group] = {}
+    for group, runs in zip(groups, runs_of, strict=True):
+        group.floor = floor_of(runs, group.reference.label)
+        if group.floor:
+            lenders.setdefault((group.device, group.meter), group)
+    for group, runs in zip(groups, runs_of, strict=True):
+        lender = lenders.get((group.device, group.meter))
+        if group.floor is None and lender:
+            spec = lender.reference.spec
+            source = f"{spec.model} at batch {spec.global_batch}"
+            group.floor = borrowed(lender.floor, source, runs, group.reference.label)
 
 
 # ---- comparison with the reference ----
 
 
-def _compared(draft: Group, floor: Floor | None) -> Group:
-    """Return the group with its noise floor and its rows, compared and sorted."""
-    place = draft.rows.index(draft.reference)
-    members = [dataclasses.replace(row, floor=floor) for row in draft.rows]
-    reference, first = members[place], members[place].first
-    best_first = sorted(members, key=lambda row: -row.numbers.samples_per_second)
-    places = enumerate(zip(best_first, _ranks(best_first), strict=True), 1)
-    found = [_against(row, reference, place, ranks) for place, (row, ranks) in places]
-    able = [
-        index
-        for index, (row, versus) in enumerate(zip(best_first, found, strict=True))
-        if not versus.wrong and row.numbers.need_bytes is not None
-    ]  # a row with a wrong computation cannot be on the front
-    points = [(n.need_bytes, n.samples_per_second) for n in (best_first[i].numbers for i in able)]
-    front = {able[i] for i in derive.pareto_front(points)}
-    rows = []
-    for index, (row, versus) in enumerate(zip(best_first, found, strict=True)):
-        drawn = None
-        if row.first.drawn and first.drawn:
-            drawn = samples.drawn_row(row.results, first, is_reference=row is reference)
-        versus = dataclasses.replace(versus, front=index in front)
-        rows.append(dataclasses.replace(row, versus=versus, drawn=drawn))
-    reference = next(row for row in rows if row.versus.is_reference)
-    return dataclasses.replace(draft, rows=rows, reference=reference, floor=floor)
+def _rank(group: Group) -> None:
+    """Sort the rows of a group, fastest first, and compare each with the reference."""
+    rows, reference = group.rows, group.reference
+    rows.sort(key=lambda row: -row.numbers.samples_per_second)
+    for row in rows:
+        row.floor = group.floor
+    for place, (row, ranks) in enumerate(zip(rows, _ranks(group), strict=True), 1):
+        row.versus = _against(row, reference, place, ranks)
+        if row.first.drawn and reference.first.drawn:
+            alone = row is reference
+            row.drawn = samples.drawn_row(row.results, reference.first, is_reference=alone)
+    # A row with a wrong computation cannot be on the front.
+    able = [r for r in rows if not r.versus.wrong and r.numbers.need_bytes is not None]
+    points = [(row.numbers.need_bytes, row.numbers.samples_per_second) for row in able]
+    for index in derive.pareto_front(points):
+        able[index].versus.front = True
 
 
-def _ranks(rows: list[Row]) -> list[tuple[int, int]]:
+def _ranks(group: Group) -> list[list[int]]:
     """Return for each row, fastest first, the best and the worst rank that the noise leaves it."""
+    rows, floor = group.rows, group.floor
     ranks = [[place, place] for place in range(1, len(rows) + 1)]
-    if rows and (floor := rows[0].floor) is not None:
-        logs = [math.log(row.numbers.step_seconds_median) for row in rows]
-        shares = [margin_shares(floor, row.runs) for row in rows]
-        for slower in range(len(rows)):
-            for faster in range(slower):
-                margin = max(map(operator.add, shares[slower], shares[faster]))
-                if abs(logs[slower] - logs[faster]) <= math.sqrt(margin):
-                    ranks[slower][0] -= 1
-                    ranks[faster][1] += 1
-    return [(first, last) for first, last in ranks]
+    if floor is None:
+        return ranks
+    logs = [math.log(row.numbers.step_seconds_median) for row in rows]
+    shares = [margin_shares(floor, row.runs) for row in rows]
+    for slower in range(len(rows)):
+        for faster in range(slower):
+            margin = max(map(operator.add, shares[slower], shares[faster]))
+            if abs(logs[slower] - logs[faster]) <= math.sqrt(margin):
+                ranks[slower][0] -= 1
+                ranks[faster][1] += 1
+    return ranks
 
 
-def _against(row: Row, reference: Row, place: int, ranks: tuple[int, int]) -> Versus:
+def _against(row: Row, reference: Row, place: int, ranks: Sequence[int]) -> Versus:
     """Return a row's relation to the reference."""
-    ours, theirs, first = row.numbers, reference.numbers, reference.first
-    found = [parity.distances(result, first) for result in row.results]
+    is_reference, pace = row is reference, lookup.pace(row, reference)
+    found = [parity.distances(result, reference.first) for result in row.results]
     far = {
         measure: max((d[measure] for d in found if measure in d), default=None)
         for measure in ("loss", "norm", "update")
     }
     verdict = _verdict(row, reference)
-    needs, is_reference = (ours.need_bytes, theirs.need_bytes), row is reference
     return Versus(
         place=place,
         rank=ranks[0],
         last_rank=ranks[1],
-        front=False,
         is_reference=is_reference,
-        speed_ratio=ours.samples_per_second / theirs.samples_per_second,
-        speed_differs=None if is_reference else lookup.differ(row, reference),
-        speed_same=not is_reference and lookup.same(row, reference),
-        need_change_fraction=needs[0] / needs[1] - 1 if all(needs) else None,
+        speed_ratio=pace.ratio,
+        speed_differs=None if is_reference else pace.differs,
+        speed_same=not is_reference and pace.same,
+        need_change_fraction=lookup.need_change(row, reference),
         loss_distance=far["loss"],
         grad_norm_distance=far["norm"],
         update_distance=far["update"],
@@ -313,35 +282,21 @@ def _verdict(row: Row, reference: Row) -> parity.Verdict:
     return next((verdict for verdict in verdicts if verdict.what), verdicts[0])
 
 
-# ---- replaced references ----
+def _name_missing(report: Report) -> None:
+    """Name the requested reference in each group in which another row replaces it.
 
-
-def with_asked(
-    groups: Sequence[Group], wanted: str, unfinished: Sequence[Unfinished]
-) -> list[Group]:
-    """Return ``groups``; one whose reference replaces the ``wanted`` recipe names that recipe.
-
-    It replaces one that did not finish or is missing, and the report must state this. A group of
-    other work has its own reference. It names the recipe only if that was tried on its work.
+    It did not finish or is missing, and the report must state this. A group of other work has its
+    own reference: it names the recipe only if that was tried on its work.
     """
-    usual: dict[str, Any] = {f.name: f.default for f in dataclasses.fields(Spec)}
-    free = {name: usual[name] for name in FREE} | {"recipe": ""}
-
-    def work(spec: Spec) -> Spec:
-        return dataclasses.replace(spec, **free)
-
-    measured = any(_named(group.rows, wanted) for group in groups)
-    tried = [u for u in unfinished if same_recipe(u.result.spec.recipe, wanted)]
-    found = []
-    for group in groups:
+    wanted = report.suite.reference
+    if not wanted:
+        return
+    measured = any(_named(group.rows, wanted) for group in report.groups)
+    tried = [u for u in report.unfinished if same_recipe(u.result.spec.recipe, wanted)]
+    for group in report.groups:
         own = group.reference
-        here = [u for u in tried if work(u.result.spec) == work(own.spec)]
-        if wanted and not same_recipe(own.spec.recipe, wanted) and (here or not measured):
-            ended = next((u.status.value for u in here or tried), "")
-            reference = dataclasses.replace(own, notes=(*own.notes, f"in place of {wanted}"))
-            rows = [reference if row is own else row for row in group.rows]
-            group = dataclasses.replace(
-                group, rows=rows, reference=reference, asked=wanted, asked_ended=ended
-            )
-        found.append(group)
-    return found
+        here = [u for u in tried if work_of(u.result.spec) == work_of(own.spec)]
+        if not same_recipe(own.spec.recipe, wanted) and (here or not measured):
+            group.asked = wanted
+            group.asked_ended = next((u.status.value for u in here or tried), "")
+            own.notes.append(f"in place of {wanted}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from harness.report.data.rows import Group, Row
@@ -26,78 +27,64 @@ MOST = 20
 """Values of a fact that are listed."""
 
 
-def differ(row: Row, base: Row) -> bool | None:
-    """Return True if one of two rows is faster beyond the noise; None if no noise is known.
+@dataclass(frozen=True)
+class Pace:
+    """Samples per second of a row relative to another's, and what the noise leaves of the ratio.
 
-    For rows of two groups the larger noise counts.
+    ``low`` to ``high`` are the ratios that the noise leaves open. ``differs``: one is faster
+    beyond the noise; None if no noise is known. ``told_apart``: the same, but without known noise
+    the intervals of their steps (p10 to p90) must not overlap. ``same``: the whole interval lies
+    in the noise floor.
     """
+
+    ratio: float
+    low: float
+    high: float
+    differs: bool | None
+    told_apart: bool
+    same: bool
+
+    @property
+    def least(self) -> float:
+        """The ratio; the lowest that noise leaves open, unless the two are told apart or same."""
+        return self.ratio if self.same or self.told_apart else self.low
+
+    @property
+    def is_unknown(self) -> bool:
+        """True if the interval is too wide to have a meaning."""
+        return self.high > ABSURD * self.low
+
+    @property
+    def shown(self) -> float | str:
+        """The ratio, ``SAME``, or an interval if the noise does not separate the two."""
+        if self.same:
+            return SAME
+        if self.differs is False:
+            return "unknown" if self.is_unknown else f"{self.low:.2f}-{self.high:.2f}"
+        return self.ratio
+
+
+def pace(row: Row, base: Row) -> Pace:
+    """Return the speed of ``row`` relative to ``base``; of two groups the larger noise counts."""
+    ours, theirs = row.numbers, base.numbers
+    ratio = ours.samples_per_second / theirs.samples_per_second
     if row.floor is None or base.floor is None:
-        return None
-    return abs(_log_ratio(row, base)) > _margin(row, base)
-
-
-def told_apart(row: Row, base: Row) -> bool:
-    """Return True if two speeds differ beyond the noise.
-
-    If no noise is known, the intervals of their steps (p10 to p90) must not overlap.
-    """
-    known = differ(row, base)
-    return not derive.overlap(_ends(row), _ends(base)) if known is None else known
-
-
-def same(row: Row, base: Row) -> bool:
-    """Return True if the whole interval of the difference of two speeds lies in the noise floor.
-
-    A floor above ``BUSY`` contains differences that nobody would call the same.
-    """
-    if row.floor is None or base.floor is None:
-        return False
-    floor = min(row.floor.fraction, base.floor.fraction)
-    return floor <= BUSY and abs(_log_ratio(row, base)) + _margin(row, base) <= math.log1p(floor)
-
-
-def interval(row: Row, base: Row) -> tuple[float, float]:
-    """Return the lowest and highest ratio of samples per second that the noise leaves open.
-
-    If no noise is known, it is that of the steps' p10 and p90.
-    """
-    if row.floor is None or base.floor is None:
-        (low, high), (base_low, base_high) = _ends(row), _ends(base)
+        ends, base_ends = ((n.step_seconds_p10, n.step_seconds_p90) for n in (ours, theirs))
         work = row.spec.global_batch / base.spec.global_batch
-        return work * base_low / high, work * base_high / low
-    found, width = _rate_ratio(row, base), math.exp(_margin(row, base))
-    return found / width, found * width
+        low, high = work * base_ends[0] / ends[1], work * base_ends[1] / ends[0]
+        return Pace(ratio, low, high, None, not derive.overlap(ends, base_ends), False)
+    apart = abs(math.log(ours.step_seconds_median / theirs.step_seconds_median))
+    noise = max(margin(floor, row.runs, base.runs) for floor in (row.floor, base.floor))
+    # A floor above BUSY contains differences that nobody would call the same.
+    fraction, width = min(row.floor.fraction, base.floor.fraction), math.exp(noise)
+    same = fraction <= BUSY and apart + noise <= math.log1p(fraction)
+    return Pace(ratio, ratio / width, ratio * width, apart > noise, apart > noise, same)
 
 
-def _margin(row: Row, base: Row) -> float:
-    return max(margin(r.floor, row.runs, base.runs) for r in (row, base))
-
-
-def _log_ratio(row: Row, base: Row) -> float:
-    return math.log(row.numbers.step_seconds_median / base.numbers.step_seconds_median)
-
-
-def _rate_ratio(row: Row, base: Row) -> float:
-    return row.numbers.samples_per_second / base.numbers.samples_per_second
-
-
-def _ends(row: Row) -> tuple[float, float]:
-    return row.numbers.step_seconds_p10, row.numbers.step_seconds_p90
-
-
-def ratio(row: Row, base: Row) -> float | str:
-    """Return samples per second of ``row`` relative to ``base``.
-
-    It is ``SAME`` within the noise floor, and an interval ("0.96-1.02") if the noise does not
-    separate the two, unknown if one end is ``ABSURD`` times the other. If no noise is known, it
-    is the plain ratio.
-    """
-    if same(row, base):
-        return SAME
-    if differ(row, base) is False:
-        low, high = interval(row, base)
-        return "unknown" if high > ABSURD * low else f"{low:.2f}-{high:.2f}"
-    return _rate_ratio(row, base)
+def need_change(row: Row, base: Row) -> float | None:
+    """Return the change as a fraction of the base's need; None if one need is unknown."""
+    ours, theirs = row.numbers.need_bytes, base.numbers.need_bytes
+    return ours / theirs - 1 if ours and theirs else None
 
 
 def is_busy(group: Group) -> bool:

@@ -41,7 +41,7 @@ class SuiteHead:
     skipped: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Versus:
     """A row compared with its reference row.
 
@@ -59,7 +59,7 @@ class Versus:
     place: int
     rank: int
     last_rank: int
-    front: bool
+    front: bool = False
     is_reference: bool
     speed_ratio: float
     speed_differs: bool | None
@@ -68,8 +68,8 @@ class Versus:
     loss_distance: float | None
     grad_norm_distance: float | None
     parity: str
-    update_distance: float | None = None
-    differs_in: str = ""
+    update_distance: float | None
+    differs_in: str
 
     @property
     def wrong(self) -> bool:
@@ -77,7 +77,7 @@ class Versus:
         return self.parity in WRONG
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True, eq=False)
 class Row:
     """One spec that ran: its ok results, one for each repetition, and the derived numbers.
 
@@ -85,13 +85,13 @@ class Row:
     """
 
     label: str
-    results: tuple[Result, ...]
+    results: list[Result]
     numbers: Numbers
     versus: Versus = None  # type: ignore[assignment]  # set by the row's group
     predicted: PredictedAndMeasured | None = None
     predicted_fit: PredictedFit | None = None
     calibrated: Calibrated | None = None
-    notes: tuple[str, ...] = ()
+    notes: list[str]
     floor: Floor | None = None
     drawn: DrawnRow | None = None
 
@@ -110,7 +110,7 @@ class Row:
         return [derive.step_seconds(result) for result in self.results]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Unfinished:
     """A planned run without a measurement to rank: its end and the reason.
 
@@ -126,7 +126,7 @@ class Unfinished:
     predicted_fit: PredictedFit | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Group:
     """Rows that did the same work on the same device, fastest first.
 
@@ -137,12 +137,18 @@ class Group:
 
     rows: list[Row]
     reference: Row
-    meter: str
-    device: str
     unlike: str = ""
     floor: Floor | None = None
     asked: str = ""
     asked_ended: str = ""
+
+    @property
+    def meter(self) -> str:
+        return self.reference.first.meter
+
+    @property
+    def device(self) -> str:
+        return device_of(self.reference.first)
 
     @property
     def draws(self) -> bool:
@@ -150,7 +156,7 @@ class Group:
         return self.reference.spec.sampling
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Report:
     """The input of renderings.
 
@@ -196,13 +202,17 @@ def device_of(result: Result) -> str:
     return str(facts.get("cpu") or name) if name == "cpu" else name
 
 
+def work_of(spec: Spec) -> dict[str, Any]:
+    """Return the fields of a spec that rows of one ranking share."""
+    return {k: v for k, v in dataclasses.asdict(spec).items() if k not in FREE}
+
+
 def same_work(result: Result) -> tuple[Any, ...]:
     """Return (name, value) of everything that rows of one ranking share.
 
     It has the spec without ``FREE``, the meter, the device, and the source code (none in old
     results).
     """
-    spec = dataclasses.asdict(result.spec)
     code = str(result.environment.get("code", ""))
-    work = tuple(sorted((k, v) for k, v in spec.items() if k not in FREE))
+    work = tuple(sorted(work_of(result.spec).items()))
     return (*work, ("meter", result.meter), ("device name", device_of(result)), ("code", code))

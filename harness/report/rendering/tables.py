@@ -94,10 +94,10 @@ def flags(row: Row) -> str:
 
 RECIPE = Column("Recipe", lambda r: r.label)
 EFFECTS = (
-    Column("Adding", lambda e: e.words),
+    Column("Adding", lambda e: e.part + (f" (in place of {e.replaced})" if e.replaced else "")),
     Column("to", lambda e: e.base.label),
-    Column("Samples/s x", lambda e: lookup.ratio(e.row, e.base), "ratio"),
-    Column("Memory %", lambda e: e.need_change_fraction, "change"),
+    Column("Samples/s x", lambda e: lookup.pace(e.row, e.base).shown, "ratio"),
+    Column("Memory %", lambda e: lookup.need_change(e.row, e.base), "change"),
 )
 EFFECTS_NOTE = (
     "Two rows that differ in one part only, and its effect on speed and on the memory that rows "
@@ -233,7 +233,7 @@ def ranking(group: Group) -> Grid:
         return ", ".join(filter(None, (own * other, flags(row))))
 
     def ratio(row: Row) -> Any:
-        return None if row.versus.is_reference else lookup.ratio(row, reference)
+        return None if row.versus.is_reference else lookup.pace(row, reference).shown
 
     columns = (
         Column("#", _rank, "count"),
