@@ -24,12 +24,6 @@ A link that was down for 8 s and came back shows in one step alone, and the row 
 """
 LONG_PAUSE = (3, 5.0)
 """A smaller multiple, for a step that is also this many seconds longer than the median."""
-PARITY_LIMIT = 1e-3
-"""Relative distance of a step's loss and gradient norm up to which two rows are equal.
-
-It applies without a tighter limit: a GPU may round the operands of a product to TF32 (2^-11,
-about 5e-4), and its kernels add in any order.
-"""
 LEAST = 1e-12
 """Keeps a relative distance to zero finite."""
 NO_FLOPS = "FLOPs are not counted in own scripts, nor for frozen, added, removed or sparse weights"
@@ -220,11 +214,6 @@ def untraced_bytes(rank: Rank) -> int | None:
     if on_cpu(rank):
         traced = rank.categories.everywhere or traced
     return max(steps.values()) - traced
-
-
-def curve_distance(curve: Sequence[float], reference: Sequence[float]) -> float | None:
-    """Return the largest of ``step_distances``; None without a common step."""
-    return max(step_distances(curve, reference), default=None)
 
 
 def step_distances(curve: Sequence[float], reference: Sequence[float]) -> list[float]:

@@ -12,8 +12,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import NamedTuple
 
 from harness.report.figures import derive
 from harness.result import Result, by_block
@@ -22,9 +21,12 @@ from strategies.base import BadInput
 
 WRONG = ("DIFFERS",)
 """Words of a row that computed something else than it promised; no answer names it."""
-MEASURES = ("loss", "norm", "moment", "update", "average")
-"""In the order in which a fault would show."""
-OF_BLOCKS = MEASURES[2:]
+PARITY_LIMIT = 1e-3
+"""Relative distance of a step's loss and gradient norm up to which two rows are equal.
+
+It applies without a tighter limit: a GPU may round the operands of a product to TF32 (2^-11,
+about 5e-4), and its kernels add in any order.
+"""
 EARLY_STEPS = 16
 """Steps with the tight limits; later ones have PARITY_LIMIT, because rounding grows chaotically."""
 SLACK = 8.0
@@ -36,9 +38,11 @@ SAME_INPUTS = 1e-6
 """Relative tolerance of inputs; the sums have nine digits."""
 
 
-@dataclass(frozen=True)
-class Limits:
-    """Relative distance, by measure, up to which two rows are equal."""
+class Limits(NamedTuple):
+    """Relative distance, by measure, up to which two rows are equal.
+
+    The measures are in the order in which a fault would show.
+    """
 
     loss: float
     norm: float
@@ -47,6 +51,8 @@ class Limits:
     average: float
 
 
+MEASURES = Limits._fields
+OF_BLOCKS = MEASURES[2:]
 SMALL = 1e-3
 """Share of the length of all moments below which a block counts less.
 
@@ -78,31 +84,28 @@ GPUs add in any order. The limits still detect an update applied twice or not at
 
 def distances(row: Result, reference: Result) -> dict[str, float]:
     """Return measure -> the largest relative distance, without measures that either row lacks."""
-    found = {
-        "loss": derive.curve_distance(row.losses, reference.losses),
-        "norm": derive.curve_distance(row.grad_norms, reference.grad_norms),
-    }
-    found |= {kind: max(apart)[0] for kind, apart in _blocks(row, reference).items()}
-    return {kind: far for kind, far in found.items() if far is not None}
+    return {measure: max(gaps)[0] for measure, gaps in _gaps(row, reference).items()}
 
 
-def _blocks(row: Result, reference: Result) -> dict[str, list[tuple[float, str]]]:
-    """Return each kind of sums that both rows have -> (distance, name) of the blocks.
+def _gaps(row: Result, reference: Result) -> dict[str, list[tuple[float, str]]]:
+    """Return each measure that both rows have -> its distances: of a curve's steps, without a
+    name, or (distance, name) of the blocks.
 
     A small block, by the reference's moments, counts by its share of ``SMALL``.
     """
-    ours, theirs = row.projections, reference.projections
-    if ours is None or theirs is None:
-        return {}
-    sizes = {name: math.hypot(*sums) for name, sums in by_block(theirs.moment).items()}
-    least = SMALL * math.hypot(*sizes.values())
-    counts = {name: size / least for name, size in sizes.items() if size < least}
-    found = {}
-    for kind in OF_BLOCKS:
-        pair = by_block(getattr(ours, kind)), by_block(getattr(theirs, kind))
-        if all(pair):
-            found[kind] = _apart(*pair, counts)
-    return found
+    curves = {
+        "loss": (row.losses, reference.losses),
+        "norm": (row.grad_norms, reference.grad_norms),
+    }
+    found = {m: [(far, "") for far in derive.step_distances(*pair)] for m, pair in curves.items()}
+    if (ours := row.projections) and (theirs := reference.projections):
+        sizes = {name: math.hypot(*sums) for name, sums in by_block(theirs.moment).items()}
+        least = SMALL * math.hypot(*sizes.values())
+        counts = {name: size / least for name, size in sizes.items() if size < least}
+        for measure in OF_BLOCKS:
+            pair = by_block(getattr(ours, measure)), by_block(getattr(theirs, measure))
+            found[measure] = _apart(*pair, counts) if all(pair) else []
+    return {measure: gaps for measure, gaps in found.items() if gaps}
 
 
 def _apart(
@@ -137,19 +140,12 @@ def limits(reference: Sequence[Result]) -> Limits:
     first, *again = reference
     late = min(len(result.losses) for result in reference) > EARLY_STEPS
     if first.meter == "resident" and derive.precision(first.evidence) == "float32":
-        far: dict[str, Any] = {measure: getattr(WIDE, measure) for measure in OF_BLOCKS}
-        return dataclasses.replace(FLOAT32, **far) if late else FLOAT32
+        return Limits(*FLOAT32[:2], *WIDE[2:]) if late else FLOAT32
     if not again:
         return WIDE
     apart = [distances(r, first) for r in again]
-    measured = {
-        measure: min(
-            max(getattr(FLOAT32, measure), SLACK * max(a.get(measure, 0.0) for a in apart)),
-            getattr(WIDE, measure),
-        )
-        for measure in MEASURES
-    }
-    return Limits(**measured)
+    furthest = [SLACK * max(a.get(measure, 0.0) for a in apart) for measure in MEASURES]
+    return Limits(*map(min, map(max, FLOAT32, furthest), WIDE))
 
 
 def shares(row: Result, reference: Result, allowed: Limits) -> dict[str, float]:
@@ -157,24 +153,20 @@ def shares(row: Result, reference: Result, allowed: Limits) -> dict[str, float]:
 
     Curves have the limit in the first ``EARLY_STEPS``, and PARITY_LIMIT in all steps.
     """
-    found = {m: far / getattr(allowed, m) for m, far in distances(row, reference).items()}
-    curves = {
-        "loss": (row.losses, reference.losses),
-        "norm": (row.grad_norms, reference.grad_norms),
-    }
-    for measure in curves.keys() & found.keys():
-        apart, limit = derive.step_distances(*curves[measure]), getattr(allowed, measure)
-        found[measure] = max(
-            max(apart[:EARLY_STEPS]) / limit, max(apart) / max(limit, derive.PARITY_LIMIT)
-        )
+    found = {}
+    for measure, gaps in _gaps(row, reference).items():
+        limit, late = getattr(allowed, measure), max(gaps)[0]
+        found[measure] = late / limit
+        if measure not in OF_BLOCKS:
+            early = max(gaps[:EARLY_STEPS])[0]
+            found[measure] = max(early / limit, late / max(limit, PARITY_LIMIT))
     return found
 
 
 # ---- verdicts ----
 
 
-@dataclass(frozen=True)
-class Verdict:
+class Verdict(NamedTuple):
     """The parity of a row with its reference. ``what`` has the difference.
 
     ``word`` is one of:
@@ -203,7 +195,7 @@ def against_the_reference(row: Result, reference: Result, allowed: Limits) -> Ve
     (``_as_left``).
     """
     exact = (row.parity == "exact", reference.parity == "exact")
-    if derive.curve_distance(row.losses, reference.losses) is None or exact == (True, False):
+    if not (row.losses and reference.losses) or exact == (True, False):
         return Verdict("not comparable")
     if other := other_work(row, reference):
         return Verdict("DIFFERS", other)
@@ -211,11 +203,9 @@ def against_the_reference(row: Result, reference: Result, allowed: Limits) -> Ve
         # A user's script sets its precision by itself, and engines round at different places.
         kinds = [derive.precision(r.evidence) or "" for r in (row, reference)]
         units = [SIXTEEN_BITS.get(kind, 0.0) for kind in kinds]
-        rounded = _rounded(allowed, max(units) if all(units) else 0.0)
-        lacks_norms = not (row.grad_norms and reference.grad_norms)
-        what = _worst(row, reference, rounded)
-        word = "equal losses" if lacks_norms else "equal"
-        return Verdict("DIFFERS", what) if what else Verdict(word)
+        what = _worst(row, reference, _rounded(allowed, max(units) if all(units) else 0.0))
+        equal = "equal" if row.grad_norms and reference.grad_norms else "equal losses"
+        return Verdict("DIFFERS", what) if what else Verdict(equal)
     try:
         parts = parse(row.spec.recipe).altering
     except BadInput:  # of another version
@@ -224,8 +214,8 @@ def against_the_reference(row: Result, reference: Result, allowed: Limits) -> Ve
         return Verdict("by design")
     altered = {word for part in parts for word in part.alters}
     unit = max((part.unit for part in parts), default=0.0)
-    rounded = _rounded(allowed, unit)
-    what = _worst(_as_left(row, altered), _as_left(reference, altered), rounded)
+    ours, theirs = _as_left(row, altered), _as_left(reference, altered)
+    what = _worst(ours, theirs, _rounded(allowed, unit))
     if not what and altered == {"rounding"}:
         what = _moments_too_far(row, reference, max(allowed.moment, 8 * unit))
     explained = f"{what}; {'+'.join(map(str, parts))} explains less"
@@ -233,19 +223,17 @@ def against_the_reference(row: Result, reference: Result, allowed: Limits) -> Ve
 
 
 def _rounded(allowed: Limits, unit: float) -> Limits:
-    loss, norm = max(allowed.loss, 4 * unit), max(allowed.norm, 16 * unit)
-    return dataclasses.replace(allowed, loss=loss, norm=norm)
+    return Limits(max(allowed.loss, 4 * unit), max(allowed.norm, 16 * unit), *allowed[2:])
 
 
 def _worst(row: Result, reference: Result, allowed: Limits) -> str:
     """Return the measure that is furthest beyond its limit, and its distance; empty if none is."""
     found = shares(row, reference, allowed)
     measure = max(found, key=found.__getitem__, default="")
-    if not measure or found[measure] <= 1.0:
+    if found.get(measure, 0.0) <= 1.0:
         return ""
-    apart = _blocks(row, reference).get(measure)
-    where = f" of {max(apart)[1]}" if apart else ""
-    return f"{measure}{where} {distances(row, reference)[measure]:.1e} away"
+    far, name = max(_gaps(row, reference)[measure])
+    return f"{measure}{f' of {name}' if name else ''} {far:.1e} away"
 
 
 def _as_left(row: Result, altered: set[str]) -> Result:
