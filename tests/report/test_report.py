@@ -304,13 +304,12 @@ def test_a_peak_is_known_or_its_lack_has_a_reason(device, kind, peak):
     found, reason = derive.peak_flops(device, kind)
     if isinstance(peak, str):
         assert found is None and peak in reason
-        assert derive.mfu(1e12, device, kind) is None
-        assert peak in derive.mfu_missing(1e12, device, kind)
+        assert derive.mfu(1e12, device, kind) == (None, reason)
     else:
         assert (found, reason) == (peak, None)
-        assert derive.mfu(0.1 * peak, device, kind) == pytest.approx(0.1)
-        assert derive.mfu(None, device, kind) is None
-        assert "FLOPs" in derive.mfu_missing(None, device, kind)
+        assert derive.mfu(0.1 * peak, device, kind) == (pytest.approx(0.1), None)
+        share, why = derive.mfu(None, device, kind)
+        assert share is None and "FLOPs" in why
 
 
 def test_what_was_not_traced_has_no_peak_on_a_cpu_and_keeps_its_resident_mark():

@@ -72,7 +72,7 @@ def test_the_report_compares_what_was_drawn(rows):
     (group,) = report.groups
     verdicts = {r.label: r.versus.parity for r in group.rows}
     assert verdicts["single+int8"] == verdicts["single+nf4"] == "by design"
-    away = {r.label: r.drawn.away for r in group.rows}
+    away = {r.label: r.samples_distance for r in group.rows}
     assert away["single"] is None and "single" in {r.label for r in group.rows}
     assert 0 < away["single+int8"] < away["single+nf4"]
 

@@ -50,7 +50,7 @@ def answers(group: Group) -> list[Answer]:
         found = [Answer("Fastest", best, _speed(best) + _beside(best, rows[1:]))]
     exact = [row for row in rows if row.versus.parity in ("equal", "equal losses", "reference")]
     if exact and lookup.pace(exact[0], best).told_apart:
-        question = f"Fastest, same {'samples' if exact[0].drawn else 'loss'}"
+        question = f"Fastest, same {'samples' if group.draws else 'loss'}"
         found.append(Answer(question, exact[0], _speed(exact[0]) + _beside(exact[0], exact[1:])))
     needs = with_need(group)
     if len(needs) < 2:
@@ -212,6 +212,6 @@ def _design(row: Row) -> str:
     if row.versus.parity != "by design":
         return ""
     what, far = "loss", row.versus.loss_distance
-    if row.drawn:
-        what, far = "samples", row.drawn.away
+    if row.first.drawn:
+        what, far = "samples", row.samples_distance
     return f"; changes the computation by design ({what} {far:.1e} away)"

@@ -29,7 +29,7 @@ from harness.report.data.rows import (
     work_of,
 )
 from harness.report.figures import derive, parity, samples
-from harness.report.figures.floor import borrowed, floor_of, margin_shares
+from harness.report.figures.floor import floor_of, margin_shares
 from harness.report.figures.numbers import numbers
 from harness.report.figures.predicted import OUT_OF_MEMORY, machine_facts
 from harness.resolve import run_name
@@ -192,18 +192,17 @@ def _measure_noise(groups: list[Group]) -> None:
 
     One without a repeated row borrows that of the first group on the same device, if any.
     """
-    runs_of = [{row.label: row.runs for row in group.rows} for group in groups]
     lenders: dict[tuple[str, str], Group] = {}
-    for group, runs in zip(groups, runs_of, strict=True):
-        group.floor = floor_of(runs, group.reference.label)
+    for group in groups:
+        group.floor = floor_of(group.runs, group.reference.label)
         if group.floor:
             lenders.setdefault((group.device, group.meter), group)
-    for group, runs in zip(groups, runs_of, strict=True):
+    for group in groups:
         lender = lenders.get((group.device, group.meter))
         if group.floor is None and lender:
             spec = lender.reference.spec
             source = f"{spec.model} at batch {spec.global_batch}"
-            group.floor = borrowed(lender.floor, source, runs, group.reference.label)
+            group.floor = floor_of(group.runs, group.reference.label, lender.floor, source)
 
 
 # ---- comparison with the reference ----
@@ -217,9 +216,8 @@ def _rank(group: Group) -> None:
         row.floor = group.floor
     for place, (row, ranks) in enumerate(zip(rows, _ranks(group), strict=True), 1):
         row.versus = _against(row, reference, place, ranks)
-        if row.first.drawn and reference.first.drawn:
-            alone = row is reference
-            row.drawn = samples.drawn_row(row.results, reference.first, is_reference=alone)
+        if row is not reference:
+            row.samples_distance = samples.furthest(row.results, reference.first)
     # A row with a wrong computation cannot be on the front.
     able = [r for r in rows if not r.versus.wrong and r.numbers.need_bytes is not None]
     points = [(row.numbers.need_bytes, row.numbers.samples_per_second) for row in able]

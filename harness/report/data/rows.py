@@ -17,7 +17,6 @@ from harness.report.figures.floor import Floor
 from harness.report.figures.numbers import Numbers
 from harness.report.figures.parity import WRONG
 from harness.report.figures.predicted import Calibrated, PredictedAndMeasured, PredictedFit
-from harness.report.figures.samples import DrawnRow
 from harness.result import Result, Status
 from harness.spec import Spec
 from strategies.base import BadInput
@@ -81,7 +80,8 @@ class Versus:
 class Row:
     """One spec that ran: its ok results, one for each repetition, and the derived numbers.
 
-    ``floor`` is its group's. ``drawn``: only for a row that draws samples, None for a training.
+    ``floor`` is its group's. ``samples_distance``: the relative L2 error of the stored latents, the
+    largest of the repetitions; None for a training, a reference, and rows not comparable with it.
     """
 
     label: str
@@ -93,7 +93,7 @@ class Row:
     calibrated: Calibrated | None = None
     notes: list[str]
     floor: Floor | None = None
-    drawn: DrawnRow | None = None
+    samples_distance: float | None = None
 
     @property
     def first(self) -> Result:
@@ -149,6 +149,11 @@ class Group:
     @property
     def device(self) -> str:
         return device_of(self.reference.first)
+
+    @property
+    def runs(self) -> dict[str, list[list[float]]]:
+        """The timed steps of each row's repetitions, by label."""
+        return {row.label: row.runs for row in self.rows}
 
     @property
     def draws(self) -> bool:

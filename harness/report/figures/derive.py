@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from harness.phases import SETUP_PEAKS
+from harness.report.figures.units import ALL_CATEGORIES, CATEGORIES
 from harness.result import GpuSample, Rank, Result, is_unplaced
 from harness.system import cards
 
@@ -111,15 +112,14 @@ def precision(evidence: dict[str, dict[str, Any]]) -> str | None:
     return "tf32" if kind == "float32" and facts.get("tf32") else kind
 
 
-def mfu(flops_device: float | None, device: str, kind: str | None) -> float | None:
-    """Return the model's FLOP/s as a share of one device's dense peak; None on a CPU."""
-    peak, _ = peak_flops(device, kind)
-    return flops_device / peak if peak and flops_device else None
-
-
-def mfu_missing(flops_device: float | None, device: str, kind: str | None) -> str | None:
-    """Return why there is no MFU; None if there is one."""
-    return peak_flops(device, kind)[1] if flops_device else NO_FLOPS
+def mfu(
+    flops_device: float | None, device: str, kind: str | None
+) -> tuple[float | None, str | None]:
+    """Return the model's FLOP/s as a share of one device's dense peak, and None; or None and why
+    there is no MFU.
+    """
+    peak, reason = peak_flops(device, kind) if flops_device else (None, NO_FLOPS)
+    return (flops_device / peak if peak else None), reason
 
 
 def highest_by_phase(ranks: Iterable[Rank], count: str) -> dict[str, int]:
@@ -195,25 +195,22 @@ def placed_by(ranks: Iterable[Rank]) -> str | None:
     return next(iter(unknown or words), None)
 
 
-def fullest_rank(ranks: Sequence[Rank]) -> Rank | None:
-    """Return the rank with the highest peak, among those that traced a step."""
-    traced = [r for r in ranks if r.categories is not None]
-    return max(traced, key=lambda r: peak_of([r]) or 0, default=None)
+def split(ranks: Sequence[Rank]) -> dict[str, int | None]:
+    """Return the bytes of each category at the traced peak of a step, on the fullest rank.
 
-
-def untraced_bytes(rank: Rank) -> int | None:
-    """Return the bytes that a rank's meter counted in its steps beyond all traced tensors.
-
-    It is negative if the meter saw less than the trace, for example if an allocation was never
-    written. None without a step to compare.
+    ``untraced`` is what that rank's meter counted in its steps beyond all traced tensors. It is
+    negative if the meter saw less than the trace, for example if an allocation was never written.
     """
-    steps = {p: peak.allocated for p, peak in rank.phases.items() if p not in SETUP_PEAKS}
-    if rank.categories is None or not steps:
-        return None
-    traced = rank.categories.total
-    if on_cpu(rank):
-        traced = rank.categories.everywhere or traced
-    return max(steps.values()) - traced
+    traced = [rank for rank in ranks if rank.categories is not None]
+    if not traced:
+        return dict.fromkeys((*ALL_CATEGORIES, "untraced"))
+    fullest = max(traced, key=lambda rank: peak_of([rank]) or 0)
+    held = fullest.categories
+    found: dict[str, int | None] = {name: getattr(held, name) for name in CATEGORIES}
+    found["other_models"] = held.resident
+    steps = [peak.allocated for phase, peak in fullest.phases.items() if phase not in SETUP_PEAKS]
+    total = (on_cpu(fullest) and held.everywhere) or held.total
+    return found | {"untraced": max(steps) - total if steps else None}
 
 
 def step_distances(curve: Sequence[float], reference: Sequence[float]) -> list[float]:

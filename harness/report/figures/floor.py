@@ -68,22 +68,29 @@ class Floor:
     source: str = ""
 
 
-def floor_of(rows: Mapping[str, Runs], reference: str) -> Floor | None:
-    """Return the noise of the rows of one group, by label; None if none ran twice."""
-    runs = _pooled([_medians(row) for row in rows.values()])
-    if runs is None:
-        return None
+def floor_of(
+    rows: Mapping[str, Runs], reference: str, lent: Floor | None = None, source: str = ""
+) -> Floor | None:
+    """Return the noise of the rows of one group, by label.
+
+    If none ran twice, it is the floor ``lent`` by the group ``source`` with the spread of this
+    group's own steps, or None.
+    """
+    runs, steps = _pooled([_medians(row) for row in rows.values()]), _middle(rows.values())
     often = sorted(rows, key=lambda label: (label != reference, -len(rows[label])))
     again = {label: _medians(rows[label]) for label in often if len(rows[label]) > 1}
-    made = Floor(runs=runs, steps=_middle(rows.values()), again=again, fraction=0.0)
-    return _with_fraction(made, rows, reference)
-
-
-def borrowed(floor: Floor, source: str, rows: Mapping[str, Runs], reference: str) -> Floor:
-    """Return ``floor`` for a group without repeated rows, with the spread of its own steps."""
-    steps = _middle(rows.values()) or floor.steps
-    made = dataclasses.replace(floor, steps=steps, source=source)
-    return _with_fraction(made, rows, reference)
+    if runs is None:
+        if lent is None:
+            return None
+        runs, steps, again = lent.runs, steps or lent.steps, lent.again
+    made = Floor(runs=runs, steps=steps, again=again, fraction=0.0, source=source)
+    # The fraction is for a row like the reference, with as few runs as any other row.
+    first = rows[reference]
+    fewest = min((len(row) for label, row in rows.items() if label != reference), default=1)
+    by_runs = sum(_square(runs, None, count) for count in (fewest, len(first)))
+    by_steps = sum(margin_shares(made, row)[1] for row in (first[:fewest], first))
+    fraction = math.exp(math.sqrt(max(by_runs, by_steps))) - 1
+    return dataclasses.replace(made, fraction=fraction)
 
 
 def margin(floor: Floor, ours: Runs, theirs: Runs) -> float:
@@ -106,17 +113,6 @@ def margin_shares(floor: Floor, row: Runs) -> tuple[float, float]:
 def student(freedom: int) -> float:
     """Return Student's t for 95 %; above ten degrees of freedom it is within 0.5 %."""
     return STUDENT[freedom - 1] if freedom <= len(STUDENT) else 1.96 + 2.7 / freedom
-
-
-def _with_fraction(floor: Floor, rows: Mapping[str, Runs], name: str) -> Floor:
-    """Return ``floor`` with its fraction: for a row like the reference ``name``, with as few runs
-    as any other row.
-    """
-    reference = rows[name]
-    fewest = min((len(row) for label, row in rows.items() if label != name), default=1)
-    by_runs = sum(_square(floor.runs, None, count) for count in (fewest, len(reference)))
-    by_steps = sum(margin_shares(floor, row)[1] for row in (reference[:fewest], reference))
-    return dataclasses.replace(floor, fraction=math.exp(math.sqrt(max(by_runs, by_steps))) - 1)
 
 
 def _square(usual: Spread, own: Spread | None, count: int) -> float:

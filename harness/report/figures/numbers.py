@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from harness.phases import SETUP_PHASES
 from harness.report.figures import derive, floor
-from harness.report.figures.units import ALL_CATEGORIES, CATEGORIES
 from harness.result import Result
 
 
@@ -52,7 +52,7 @@ class Numbers:
     warmup_seconds: float
 
 
-def numbers(results: list[Result]) -> Numbers:
+def numbers(results: Sequence[Result]) -> Numbers:
     """Return the derived numbers of the repetitions of one spec."""
     first, ranks = results[0], [rank for result in results for rank in result.ranks]
     runs = [derive.step_seconds(result) for result in results]
@@ -63,17 +63,10 @@ def numbers(results: list[Result]) -> Numbers:
     flops_device = flops / len(first.ranks) if flops else None
     kind = derive.precision(first.evidence)
     device = str(first.environment.get("device") or first.spec.device)
+    mfu_fraction, mfu_missing = derive.mfu(flops_device, device, kind)
     setup = [sum(r.phase_seconds.get(phase, 0.0) for phase in SETUP_PHASES) for r in first.ranks]
     trees = [r.launch.tree_peak_bytes for r in results if r.launch and r.launch.tree_peak_bytes]
-    # The categories are the fullest rank's at the traced peak of a step.
-    fullest = derive.fullest_rank(ranks)
-    sizes: dict[str, int | None] = dict.fromkeys(
-        f"{name}_bytes" for name in (*ALL_CATEGORIES, "untraced")
-    )
-    if fullest is not None:
-        sizes = {f"{name}_bytes": getattr(fullest.categories, name) for name in CATEGORIES}
-        sizes["other_models_bytes"] = fullest.categories.resident
-        sizes["untraced_bytes"] = derive.untraced_bytes(fullest)
+    sizes = {f"{name}_bytes": size for name, size in derive.split(ranks).items()}
     return Numbers(
         repeats=len(results),
         timed_steps=len(steps),
@@ -86,8 +79,8 @@ def numbers(results: list[Result]) -> Numbers:
         flops_per_second=flops,
         flops_per_second_device=flops_device,
         precision=kind,
-        mfu_fraction=derive.mfu(flops_device, device, kind),
-        mfu_missing=derive.mfu_missing(flops_device, device, kind),
+        mfu_fraction=mfu_fraction,
+        mfu_missing=mfu_missing,
         peak_bytes=derive.peak_of(ranks),
         need_bytes=derive.need_bytes(ranks, first.meter),
         resident_peak_bytes=derive.resident_bytes(ranks),

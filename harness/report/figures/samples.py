@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from harness.report.figures.parity import Verdict
@@ -29,24 +28,11 @@ SAME = ("seed", "weights", "init", "model", "objective", "data")
 are not compared."""
 
 
-@dataclass(frozen=True)
-class DrawnRow:
-    """The samples of a row, compared with its reference's.
-
-    ``limit``: distance up to which samples count as equal. ``away``: the relative L2 error of the
-    stored latents, the largest of the repetitions; None for the reference itself, or if the rows
-    are not comparable.
-    """
-
-    limit: float
-    away: float | None
-
-
-def drawn_row(results: Sequence[Result], reference: Result, *, is_reference: bool) -> DrawnRow:
-    """Return the repetitions of one row compared."""
-    alone = is_reference or not_comparable(results[0], reference)
-    compared = [] if alone else [distance(r, reference) for r in results]
-    return DrawnRow(limit=limit(reference), away=max(compared, default=None))
+def furthest(results: Sequence[Result], reference: Result) -> float | None:
+    """Return the largest distance of the repetitions of one row; None if not comparable."""
+    if not_comparable(results[0], reference):
+        return None
+    return max(distance(result, reference) for result in results)
 
 
 def latents(result: Result) -> np.ndarray:

@@ -16,7 +16,7 @@ from typing import Any
 from harness.report.data import lookup
 from harness.report.data.answers import answers
 from harness.report.data.rows import Group, Report, Row, Unfinished
-from harness.report.figures import derive
+from harness.report.figures import derive, samples
 from harness.report.rendering import sentences
 from strategies.files import cell
 
@@ -108,8 +108,9 @@ def _row(group: Group, row: Row) -> dict[str, Any]:
         "environment": row.first.environment,
         "command": row.first.command,
     }
-    if drawn := row.drawn:
-        facts["drawn"] = {"samples_distance": drawn.away, "samples_equal_up_to": drawn.limit}
+    if group.reference.first.drawn and row.first.drawn:
+        limit = samples.limit(group.reference.first)
+        facts["drawn"] = {"samples_distance": row.samples_distance, "samples_equal_up_to": limit}
     memory, times = row.predicted, row.calibrated
     if memory is None:
         return facts

@@ -54,8 +54,8 @@ def _rank(row: Row) -> Any:
 def _verdict(row: Row) -> str:
     """Return the verdict, with the distance of losses or samples if the row is not equal."""
     word, far = row.versus.parity, row.versus.loss_distance
-    if row.drawn is not None:
-        far = row.drawn.away
+    if row.first.drawn:
+        far = row.samples_distance
     has_distance = word in ("by design", *parity.WRONG) and far is not None
     return f"{word} {units.one('distance', far)}" if has_distance else word
 
@@ -80,7 +80,7 @@ def flags(row: Row) -> str:
     if first.meter == "cuda":
         begun, steady = (found.phase_bytes.get(phase) for phase in ("first_step", "steady"))
         # The first step starts without optimizer state.
-        if begun and steady and not row.drawn and steady >= SECOND * begun:
+        if begun and steady and not row.first.drawn and steady >= SECOND * begun:
             words.append(f"second step +{100 * (steady / begun - 1):.0f} % memory")
     elif found.peak_bytes is None:
         words.append(f"not traced: resident {units.gib(found.resident_peak_bytes)}")
@@ -157,7 +157,7 @@ PARITY = (
     Column("Loss distance", versus("loss_distance"), "distance"),
     Column("Gradient norm distance", versus("grad_norm_distance"), "distance"),
     Column("Update distance", versus("update_distance"), "distance"),
-    Column("Samples' distance", lambda r: r.drawn and r.drawn.away, "distance"),
+    Column("Samples' distance", lambda r: r.samples_distance, "distance"),
     Column("Verdict", lambda r: r.versus.parity),
     Column("Differs in", lambda r: r.versus.differs_in or None),
     Column("Last loss", lambda r: r.first.losses[-1] if r.first.losses else None, "loss"),
