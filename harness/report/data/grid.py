@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from harness.report.figures import units
@@ -22,22 +22,20 @@ class Column:
 class Grid:
     """A table of text, ready to be drawn.
 
-    ``lines`` have one cell for each of ``heads`` and ``kinds``. ``marks`` describe each line in
-    words (reference, front, alarm). ``note`` explains the columns.
+    ``lines`` have one cell for each of ``columns``. ``marks`` describe each line in words
+    (reference, front, alarm). ``note`` explains the columns.
     """
 
     key: str
     title: str
-    heads: list[str]
-    kinds: list[str]
+    columns: list[Column]
     lines: list[list[str]]
-    marks: list[tuple[str, ...]] = field(default_factory=list)
+    marks: list[tuple[str, ...]]
     note: str = ""
 
     @property
-    def columns(self) -> list[tuple[str, str]]:
-        """The head and the kind of each column."""
-        return list(zip(self.heads, self.kinds, strict=True))
+    def heads(self) -> list[str]:
+        return [column.head for column in self.columns]
 
     @property
     def rows(self) -> list[tuple[list[str], tuple[str, ...]]]:
@@ -61,8 +59,7 @@ def tabulate(
     return Grid(
         key=key,
         title=title,
-        heads=[column.head for column, _ in kept],
-        kinds=[column.kind for column, _ in kept],
+        columns=[column for column, _ in kept],
         lines=[list(line) for line in zip(*cells, strict=True)],
         marks=[() for _ in rows] if marks is None else list(marks),
         note=note,

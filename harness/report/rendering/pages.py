@@ -167,7 +167,7 @@ def fenced(lines: Sequence[str]) -> str:
 
 def table_lines(grid: Grid) -> str:
     """Return a table as Markdown; numbers are right-aligned."""
-    rules = ["---" if kind in units.TEXT else "--:" for kind in grid.kinds]
+    rules = ["---" if column.kind in units.TEXT else "--:" for column in grid.columns]
     lines = [f"| {' | '.join(grid.heads)} |", f"|{'|'.join(rules)}|"]
     for cells, marks in grid.rows:
         texts = []

@@ -56,19 +56,6 @@ def width_of(label: str, size: float = 11) -> float:
     return len(label) * size * EM
 
 
-def ticks(low: float, high: float, count: int = 5) -> list[float]:
-    """Return about ``count`` round values from ``low`` to ``high``."""
-    span = high - low
-    if span <= 0 or not math.isfinite(span):
-        return [low]
-    rough = span / count
-    power = 10.0 ** math.floor(math.log10(rough))
-    step = next(s * power for s in (1, 2, 2.5, 5, 10) if s * power >= rough * 0.999)
-    first = math.ceil(low / step - 1e-9)
-    last = math.floor(high / step + 1e-9)
-    return [index * step for index in range(first, last + 1)]
-
-
 @dataclass(frozen=True)
 class Scale:
     """Maps values from ``low`` to ``high`` to pixels from ``start`` to ``end``."""
@@ -88,20 +75,26 @@ class Scale:
         return math.log10(max(value, 1e-300)) if self.log else value
 
     def ticks(self, count: int = 5) -> list[float]:
-        """Return round values of the scale.
+        """Return about ``count`` round values of the scale.
 
         On a logarithmic scale they are powers of ten (all or some). Below three decades they
         are 1, 2 and 5 of each.
         """
         if not self.log:
-            return ticks(self.low, self.high, count)
+            span = self.high - self.low
+            if span <= 0 or not math.isfinite(span):
+                return [self.low]
+            rough = span / count
+            power = 10.0 ** math.floor(math.log10(rough))
+            step = next(s * power for s in (1, 2, 2.5, 5, 10) if s * power >= rough * 0.999)
+            first, last = math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9)
+            return [index * step for index in range(first, last + 1)]
         if self.high / self.low < 1000:
             powers = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)))
             every = [m * 10.0**p for p in powers for m in (1, 2, 5)]
             return [v for v in every if self.low <= v <= self.high]
         low, high = math.ceil(math.log10(self.low)), math.floor(math.log10(self.high))
-        step = max(1, math.ceil((high - low) / count))
-        return [10.0**p for p in range(low, high + 1, step)]
+        return [10.0**p for p in range(low, high + 1, max(1, math.ceil((high - low) / count)))]
 
 
 def place_labels(

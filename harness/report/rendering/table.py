@@ -61,7 +61,7 @@ def print_grid(
         text = f"Hidden columns: {', '.join(heads[i] for i in hidden)}. "
         text += "Widen the terminal, or set COLUMNS in a log."
         console.print(text, style="dim", highlight=False, markup=False)
-    for i in (i for i in hidden if grid.kinds[i] == "flag"):
+    for i in (i for i in hidden if grid.columns[i].kind == "flag"):
         for line in (line for line in grid.lines if line[i] not in ("", units.NONE)):
             console.print(f"{line[name]}: {line[i]}", markup=False, highlight=False)
 
@@ -74,7 +74,7 @@ def _drawn(grid: Grid, widths: Mapping[int, int], styles: Styles) -> Table:
 
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
     for i, width in widths.items():
-        words = grid.kinds[i] in units.TEXT
+        words = grid.columns[i].kind in units.TEXT
         table.add_column(
             Text(grid.heads[i]),
             justify="left" if words else "right",
@@ -107,7 +107,7 @@ def _least(grid: Grid, index: int) -> int:
     """Return a column's minimum width: numbers do not break, names and prose are folded."""
     head, cells = grid.heads[index], [line[index] for line in grid.lines]
     longest = max(map(len, cells), default=1)
-    if grid.kinds[index] not in units.TEXT:
+    if grid.columns[index].kind not in units.TEXT:
         return max([longest, *map(len, head.split())])
     if head in NAMES:
         pieces = [piece for text in cells for piece in re.split(PIECES, text)]

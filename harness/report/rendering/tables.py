@@ -20,22 +20,18 @@ SECOND = 1.02
 """Ratio of the second step's peak to the first's from which a note warns about one-step peaks."""
 
 
-def number(name: str) -> Cell:
-    """Return the function from a row to a field of its ``Numbers``."""
-    return lambda row: getattr(row.numbers, name)
+def field(path: str) -> Cell:
+    """Return the function from a row to the field at a path, such as ``numbers.need_bytes``.
 
+    It is None if a part of the path is missing, and for the reference's comparison with itself.
+    """
+    part, name = path.split(".")
 
-def versus(name: str) -> Cell:
-    """Return the function from a row to a field of its comparison; None for the reference."""
-    return lambda row: None if row.versus.is_reference else getattr(row.versus, name)
+    def value(row: Row) -> Any:
+        itself = part == "versus" and row.versus.is_reference
+        return None if itself else getattr(getattr(row, part), name, None)
 
-
-def _predicted(name: str) -> Cell:
-    return lambda row: getattr(row.predicted, name)
-
-
-def _calibrated(name: str) -> Cell:
-    return lambda row: getattr(row.calibrated, name, None)
+    return value
 
 
 def _fits(thing: Any) -> str | None:
@@ -114,9 +110,9 @@ def _traced_peak(row: Row) -> int | None:
 SPLIT = (
     RECIPE,
     Column("Traced peak GiB", _traced_peak, "gib"),
-    *(Column(f"{title(name)} GiB", number(f"{name}_bytes"), "gib") for name in CATEGORIES),
+    *(Column(f"{title(name)} GiB", field(f"numbers.{name}_bytes"), "gib") for name in CATEGORIES),
     Column("Other models GiB", lambda row: row.numbers.other_models_bytes or None, "gib"),
-    Column("On host GiB", number("hosted_bytes"), "gib"),
+    Column("On host GiB", field("numbers.hosted_bytes"), "gib"),
     Column("NVMe GiB", lambda r: r.numbers.nvme_bytes or None, "gib"),
 )
 SPLIT_NOTE = (
@@ -132,15 +128,15 @@ def _compiled(fact: str) -> Cell:
 
 TIME = (
     RECIPE,
-    Column("Step ms", number("step_seconds_median"), "ms"),
-    Column("p10 ms", number("step_seconds_p10"), "ms"),
-    Column("p90 ms", number("step_seconds_p90"), "ms"),
-    Column("Steps", number("timed_steps"), "count"),
+    Column("Step ms", field("numbers.step_seconds_median"), "ms"),
+    Column("p10 ms", field("numbers.step_seconds_p10"), "ms"),
+    Column("p90 ms", field("numbers.step_seconds_p90"), "ms"),
+    Column("Steps", field("numbers.timed_steps"), "count"),
     Column("Disturbed", _disturbed),
-    Column("TFLOP/s a device", number("flops_per_second_device"), "tera"),
-    Column("MFU %", number("mfu_fraction"), "percent"),
-    Column("Set-up s", number("setup_seconds"), "seconds"),
-    Column("Warm-up s", number("warmup_seconds"), "seconds"),
+    Column("TFLOP/s a device", field("numbers.flops_per_second_device"), "tera"),
+    Column("MFU %", field("numbers.mfu_fraction"), "percent"),
+    Column("Set-up s", field("numbers.setup_seconds"), "seconds"),
+    Column("Warm-up s", field("numbers.warmup_seconds"), "seconds"),
     Column("Compile s", _compiled("compile_seconds"), "seconds"),
     Column("Graph breaks", _compiled("graph_breaks"), "count"),
 )
@@ -153,10 +149,10 @@ TIME_NOTE = (
 PARITY = (
     RECIPE,
     Column("Promised", lambda r: r.first.parity),
-    Column("Products", number("precision")),
-    Column("Loss distance", versus("loss_distance"), "distance"),
-    Column("Gradient norm distance", versus("grad_norm_distance"), "distance"),
-    Column("Update distance", versus("update_distance"), "distance"),
+    Column("Products", field("numbers.precision")),
+    Column("Loss distance", field("versus.loss_distance"), "distance"),
+    Column("Gradient norm distance", field("versus.grad_norm_distance"), "distance"),
+    Column("Update distance", field("versus.update_distance"), "distance"),
     Column("Samples' distance", lambda r: r.samples_distance, "distance"),
     Column("Verdict", lambda r: r.versus.parity),
     Column("Differs in", lambda r: r.versus.differs_in or None),
@@ -176,18 +172,18 @@ PARITY_NOTE = (
 )
 PREDICTED = (
     RECIPE,
-    Column("By", _predicted("method")),
-    Column("Step, predicted GiB", _predicted("step_predicted"), "gib"),
-    Column("Step, traced GiB", _predicted("step_measured"), "gib"),
-    Column("Step error %", _predicted("step_error"), "error"),
-    Column("Run, predicted GiB", _predicted("run_predicted"), "gib"),
-    Column("Run, measured GiB", _predicted("run_measured"), "gib"),
-    Column("Run error %", _predicted("run_error"), "error"),
+    Column("By", field("predicted.method")),
+    Column("Step, predicted GiB", field("predicted.step_predicted"), "gib"),
+    Column("Step, traced GiB", field("predicted.step_measured"), "gib"),
+    Column("Step error %", field("predicted.step_error"), "error"),
+    Column("Run, predicted GiB", field("predicted.run_predicted"), "gib"),
+    Column("Run, measured GiB", field("predicted.run_measured"), "gib"),
+    Column("Run error %", field("predicted.run_error"), "error"),
     Column("Predicted to fit", _fits),
-    Column("Step, predicted ms", _calibrated("predicted_seconds"), "ms"),
-    Column("Step, measured ms", _calibrated("measured_seconds"), "ms"),
-    Column("Time error %", _calibrated("error"), "error"),
-    Column("Why no trace", _predicted("reason")),
+    Column("Step, predicted ms", field("calibrated.predicted_seconds"), "ms"),
+    Column("Step, measured ms", field("calibrated.measured_seconds"), "ms"),
+    Column("Time error %", field("calibrated.error"), "error"),
+    Column("Why no trace", field("predicted.reason")),
 )
 PREDICTED_NOTE = (
     "Predicted by tracing the same set-up and step without memory, on this machine, in a separate "
@@ -235,13 +231,14 @@ def ranking(group: Group) -> Grid:
     def ratio(row: Row) -> Any:
         return None if row.versus.is_reference else lookup.pace(row, reference).shown
 
+    size = "Needs GiB" if group.meter == "cuda" else "Peak GiB"
     columns = (
         Column("#", _rank, "count"),
         RECIPE,
-        Column("Samples/s", number("samples_per_second"), "rate"),
+        Column("Samples/s", field("numbers.samples_per_second"), "rate"),
         Column("x ref", ratio, "ratio"),
-        Column("Needs GiB" if group.meter == "cuda" else "Peak GiB", number("need_bytes"), "gib"),
-        Column("vs ref %", versus("need_change_fraction"), "change"),
+        Column(size, field("numbers.need_bytes"), "gib"),
+        Column("vs ref %", field("versus.need_change_fraction"), "change"),
         Column("Samples vs ref" if group.draws else "Loss vs ref", _verdict),
         Column("Notes", noted, "flag"),
     )
@@ -272,9 +269,9 @@ def unfinished_grid(unfinished: Sequence[Unfinished]) -> Grid:
 def fits(group: Group) -> Grid:
     """Return the fastest row for each size of memory: the front."""
     columns = (
-        Column("From GiB a device", number("need_bytes"), "gib"),
+        Column("From GiB a device", field("numbers.need_bytes"), "gib"),
         Column("Fastest that fits", lambda row: answers.fits(row, group)),
-        Column("Samples/s", number("samples_per_second"), "rate"),
+        Column("Samples/s", field("numbers.samples_per_second"), "rate"),
     )
     return tabulate("fits", "What fits", columns, answers.front(group))
 
