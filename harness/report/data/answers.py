@@ -85,7 +85,7 @@ def headline(group: Group) -> str:
     if len(rows) == 1:
         return f"{where}, {best.label}: {numbers}."
     smallest, close = _smallest(group), _close(best, rows[1:])
-    if lookup.is_busy(group):
+    if group.floor and group.floor.fraction > lookup.BUSY:
         return " ".join(filter(None, (lookup.too_busy(group), smallest)))
     if len(close) == len(rows) - 1:
         return f"{where}, {NONE_FASTER}{f'; {smallest}' if smallest else '.'}"

@@ -65,19 +65,20 @@ class Pace:
 
 
 def pace(row: Row, base: Row) -> Pace:
-    """Return the speed of ``row`` relative to ``base``; of two groups the larger noise counts."""
+    """Return the speed of ``row`` relative to ``base``, a row of the same group."""
     ours, theirs = row.numbers, base.numbers
     ratio = ours.samples_per_second / theirs.samples_per_second
-    if row.floor is None or base.floor is None:
+    floor = row.floor
+    if floor is None:
         ends, base_ends = ((n.step_seconds_p10, n.step_seconds_p90) for n in (ours, theirs))
         work = row.spec.global_batch / base.spec.global_batch
         low, high = work * base_ends[0] / ends[1], work * base_ends[1] / ends[0]
         return Pace(ratio, low, high, None, not derive.overlap(ends, base_ends), False)
     apart = abs(math.log(ours.step_seconds_median / theirs.step_seconds_median))
-    noise = max(margin(floor, row.runs, base.runs) for floor in (row.floor, base.floor))
+    noise = margin(floor, row.runs, base.runs)
+    width = math.exp(noise)
     # A floor above BUSY contains differences that nobody would call the same.
-    fraction, width = min(row.floor.fraction, base.floor.fraction), math.exp(noise)
-    same = fraction <= BUSY and apart + noise <= math.log1p(fraction)
+    same = floor.fraction <= BUSY and apart + noise <= math.log1p(floor.fraction)
     return Pace(ratio, ratio / width, ratio * width, apart > noise, apart > noise, same)
 
 
@@ -85,11 +86,6 @@ def need_change(row: Row, base: Row) -> float | None:
     """Return the change as a fraction of the base's need; None if one need is unknown."""
     ours, theirs = row.numbers.need_bytes, base.numbers.need_bytes
     return ours / theirs - 1 if ours and theirs else None
-
-
-def is_busy(group: Group) -> bool:
-    """Return True if the machine was too busy to compare the speeds of a group."""
-    return group.floor is not None and group.floor.fraction > BUSY
 
 
 def too_busy(group: Group) -> str:

@@ -32,22 +32,6 @@ CLOCK_LIMIT = 0.05
 """Relative drop of a clock, from before the timed steps to after them, that counts."""
 
 
-def peak_flops(device: str, precision: str | None) -> tuple[float | None, str | None]:
-    """Return FLOP/s of ``device`` at ``precision`` and None; or None and the reason."""
-    if precision is None:
-        return None, "no precision strategy showed the type it computes in"
-    if device.lower() in ("cpu", ""):
-        return None, "no peak is stated for a CPU"
-    # Float8 has a peak, but attention and many layers beside such products stay in 16 bits.
-    if precision not in cards.COLUMNS or precision == cards.FLOAT8:
-        return None, f"no peak is known for {precision}"
-    gpu = cards.named(device)
-    if gpu is None:
-        return None, f"{device} is not in the table of peaks"
-    flops = gpu.peaks[precision]
-    return flops, None if flops else f"{device} has no {precision} unit"
-
-
 def step_seconds(result: Result) -> list[float]:
     """Return the seconds of each timed step, by its slowest rank, for which the others wait."""
     return [max(step) for step in zip(*(r.step_seconds for r in result.ranks), strict=False)]
@@ -85,19 +69,8 @@ def is_noisy(steps: Sequence[float], runs: Sequence[Sequence[float]]) -> bool:
 
 def types(evidence: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """Return the types of compute, parameters, master and moments, read by a precision strategy."""
-    return next((facts for facts in _facts(evidence) if facts.get("compute_dtype")), {})
-
-
-def gathered_as(evidence: dict[str, dict[str, Any]]) -> str:
-    """Return the type to which an engine gathers weights, if it differs from the stored type.
-
-    Empty if no engine reported one.
-    """
-    return next((facts["gathered_as"] for facts in _facts(evidence) if "gathered_as" in facts), "")
-
-
-def _facts(evidence: dict[str, Any]) -> list[dict[str, Any]]:
-    return [facts for facts in evidence.values() if isinstance(facts, dict)]
+    facts = (facts for facts in evidence.values() if isinstance(facts, dict))
+    return next((found for found in facts if found.get("compute_dtype")), {})
 
 
 def precision(evidence: dict[str, dict[str, Any]]) -> str | None:
@@ -115,11 +88,23 @@ def precision(evidence: dict[str, dict[str, Any]]) -> str | None:
 def mfu(
     flops_device: float | None, device: str, kind: str | None
 ) -> tuple[float | None, str | None]:
-    """Return the model's FLOP/s as a share of one device's dense peak, and None; or None and why
-    there is no MFU.
+    """Return the model's FLOP/s as a share of one device's dense peak for ``kind``, and None; or
+    None and why there is no MFU.
     """
-    peak, reason = peak_flops(device, kind) if flops_device else (None, NO_FLOPS)
-    return (flops_device / peak if peak else None), reason
+    if not flops_device:
+        return None, NO_FLOPS
+    if kind is None:
+        return None, "no precision strategy showed the type it computes in"
+    if device.lower() in ("cpu", ""):
+        return None, "no peak is stated for a CPU"
+    # Float8 has a peak, but attention and many layers beside such products stay in 16 bits.
+    if kind not in cards.COLUMNS or kind == cards.FLOAT8:
+        return None, f"no peak is known for {kind}"
+    gpu = cards.named(device)
+    if gpu is None:
+        return None, f"{device} is not in the table of peaks"
+    peak = gpu.peaks[kind]
+    return (flops_device / peak, None) if peak else (None, f"{device} has no {kind} unit")
 
 
 def highest_by_phase(ranks: Iterable[Rank], count: str) -> dict[str, int]:

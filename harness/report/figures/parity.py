@@ -301,7 +301,8 @@ def computation(row: Result) -> str:
     if stored == "float32":
         # The shards are the master weights and were never rounded, unlike those of an engine that
         # keeps both.
-        gathered_whole = derive.gathered_as(row.evidence) in ("", "float32")
-        return "autocast" if gathered_whole else "gathered in 16 bits"
+        facts = (facts for facts in row.evidence.values() if isinstance(facts, dict))
+        gathered = next((found["gathered_as"] for found in facts if "gathered_as" in found), "")
+        return "autocast" if gathered in ("", "float32") else "gathered in 16 bits"
     mastered = master == "float32" or row.spec.sampling  # sampling needs no master
     return "16-bit weights" + ("" if mastered else " without a master")
