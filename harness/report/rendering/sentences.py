@@ -147,35 +147,24 @@ def _named(names: Sequence[str], before: str, after: str, between: str = ", ") -
 
 def notes(group: Group) -> list[str]:
     """Return the other warnings for a reader of this group, one sentence each."""
-    rows, texts = group.rows, []
-    if group.reference.versus.differs_in:
+    rows, texts, again = group.rows, [], group.reference.versus.differs_in
+    if again:
         texts.append(
             f"{group.reference.label} computed something else when it was measured again "
-            f"({group.reference.versus.differs_in}), so the distances of other rows to it "
-            "are less certain."
+            f"({again}), so the distances of other rows to it are less certain."
         )
-    texts += [
-        *_named(
-            [row.label for row in rows if row.numbers.noisy],
-            "Noisy step times:",
-            ". More --steps, or a quieter machine.",
-        ),
-        *_named(
-            _counted(rows, [row.numbers.disturbed_steps for row in rows]),
-            "Disturbed steps, during which other work held the cores:",
-            ". Their times are too long: measure again on a quieter machine.",
-        ),
-        *_named(
-            _counted(rows, [sum(map(derive.paused_steps, row.results)) for row in rows]),
-            "Network paused? Steps far above the median:",
-            ". Check the link between the nodes, and measure again.",
-        ),
-        *_named(
-            [r.label for r in rows if any(one.launch and one.launch.others for one in r.results)],
-            "Another Headroom ran on the machine during",
-            ", so their times are too long. Measure again with one at a time.",
-        ),
-    ]
+    noisy = [row.label for row in rows if row.numbers.noisy]
+    texts += _named(noisy, "Noisy step times:", ". More --steps, or a quieter machine.")
+    disturbed = _counted(rows, [row.numbers.disturbed_steps for row in rows])
+    which = "Disturbed steps, during which other work held the cores:"
+    after = ". Their times are too long: measure again on a quieter machine."
+    texts += _named(disturbed, which, after)
+    paused = _counted(rows, [sum(map(derive.paused_steps, row.results)) for row in rows])
+    which = "Network paused? Steps far above the median:"
+    texts += _named(paused, which, ". Check the link between the nodes, and measure again.")
+    others = [r.label for r in rows if any(one.launch and one.launch.others for one in r.results)]
+    after = ", so their times are too long. Measure again with one at a time."
+    texts += _named(others, "Another Headroom ran on the machine during", after)
     for row in rows:
         hindered = (derive.hindered(r.gpu_samples) + derive.spilled(r) for r in row.results)
         words = dict.fromkeys(word for found in hindered for word in found)
