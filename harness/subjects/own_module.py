@@ -151,6 +151,10 @@ class OwnModule(Subject):
     # ---- samples and loss ----
 
     def samples(self) -> dict[str, Tensor]:
+        import torch
+
+        # What the function draws, and dropout later on, are alike on all ranks and in each run.
+        torch.manual_seed(0)
         first, *others = self.made()[1].items()
         return {"x": first[1].cpu(), **{name: tensor.cpu() for name, tensor in others}}
 

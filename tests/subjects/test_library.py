@@ -356,6 +356,7 @@ def test_a_module_of_one_s_own_trains_with_its_own_batch_and_loss(own, train_her
     assert subject.survey.idle == ("unused.weight", "unused.bias") and subject.data.size == 6
     run = train_here(spec, 6)
     assert run.log.losses[-1] < 0.9 * run.log.losses[0]
+    assert train_here(spec, 1).log.losses[0] == run.log.losses[0], "the example is drawn anew"
     part = parse("single+checkpoint").in_slot(Slot.RECOMPUTE)
     assert part.evidence(run)["block_forwards"] == 2
 
