@@ -17,8 +17,8 @@ from harness.prediction import Prediction
 from harness.report.figures import derive
 from harness.report.figures.predicted import (
     Calibrated,
-    Comparison,
     Machines,
+    Predicted,
     PredictedAndMeasured,
     PredictedFit,
 )
@@ -32,11 +32,11 @@ def compare_with_predictions(
     predictions: Mapping[str, Prediction],
     machines: Machines,
     found: Calibration | None = None,
-) -> Comparison:
+) -> Predicted:
     """Return the predictions beside one row's repetitions; only the fit if it ran out of memory."""
     first, ran = results[0], status is Status.OK
     prediction = predictions.get(first.spec.key)
-    return Comparison(
+    return Predicted(
         memory=predicted_and_measured(results, predictions, found) if ran else None,
         fit=predicted_fit(first, status, prediction, machines, found),
         times=calibrated_row(results, prediction, found) if ran else None,

@@ -70,17 +70,13 @@ def write_report(
     left_out = [*skipped, *suite.skipped]
     predictions = read_predictions(folder, left_out)
 
-    def rendered(report: Report) -> tuple[dict[str, str], str]:
-        texts, printed = {name: render(report) for name, render in FORMATS.items()}, ""
-        if console:
-            with console.capture() as captured:
-                terminal.render(report, console)
-            printed = captured.get()
-        return texts, printed
+    def rendered(report: Report) -> tuple[Report, dict[str, str]]:
+        return report, {name: render(report) for name, render in FORMATS.items()}
 
-    texts, printed = of_usable(results, left_out, suite, predictions, rendered)
+    report, texts = of_usable(results, left_out, suite, predictions, rendered)
     paths = []
-    for path, text in ((folder / name, text) for name, text in texts.items()):
+    for name, text in texts.items():
+        path = folder / name
         try:
             with atomic_file(path) as stream:
                 stream.write(text)
@@ -90,5 +86,5 @@ def write_report(
                 raise
             lost.append(f"{path}: {error.strerror or error}")
     if console:
-        console.file.write(printed)
+        terminal.render(report, console)
     return paths

@@ -23,7 +23,6 @@ from harness.report.rendering.svg import (
     element,
     picture,
     place_labels,
-    polyline,
     text,
 )
 from harness.result import load
@@ -109,7 +108,7 @@ def roofline(breakdown: MemoryBreakdown) -> str:
     start = max(low, floor / breakdown.bandwidth)
     corner = [(start, attainable(start, breakdown.peak_flops, breakdown.bandwidth))]
     corner += [(ridge, breakdown.peak_flops), (high, breakdown.peak_flops)]
-    path = polyline([(x(a), y(b)) for a, b in corner])
+    path = "M" + "L".join(f"{x(a):.1f},{y(b):.1f}" for a, b in corner)
     parts.append(element("path", d=path, class_="roof"))
     all_seconds = sum(c.seconds for c in costs)
     spots = [(x(a), y(b)) for a, b in places]

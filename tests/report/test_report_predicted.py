@@ -77,12 +77,12 @@ def test_rows_that_ran_out_of_memory_are_held_to_their_prediction():
         prediction_of(ddp, least=90 * GIB),
     )
     told = {
-        one.label: one.predicted_fit.fits for one in (*report.unfinished, *report.groups[0].rows)
+        one.label: one.predicted.fit.fits for one in (*report.unfinished, *report.groups[0].rows)
     }
     assert told == {"single": False, "zero2": True, "ddp": True, "zero2+bf16": False}
     grid = tables.unfinished_grid(report.unfinished)
     assert [line[grid.heads.index("Predicted to fit")] for line in grid.lines] == ["no", "yes"]
-    fit = next(one for one in report.unfinished if one.label == "single").predicted_fit
+    fit = next(one for one in report.unfinished if one.label == "single").predicted.fit
     # Beside what the allocator holds: libraries and context, and no communication.
     assert fit.need_bytes == 80 * GIB + (64 + 518 + 240) * MIB
     assert fit.have_bytes == ddp.environment["device_bytes"]
@@ -94,7 +94,7 @@ def test_a_host_that_ran_out_is_held_to_what_all_processes_keep_there():
     ddp.environment = {**MACHINE, "container_bytes": GIB}
     held = Instant(bytes=20 * GIB, phase="", op="", site="", categories={}, held=[])
     report = report_on([row, ddp], prediction_of(row, host=held, least=GIB), prediction_of(ddp))
-    on_gpu, on_cpu = (one.predicted_fit for one in report.unfinished)
+    on_gpu, on_cpu = (one.predicted.fit for one in report.unfinished)
     assert (on_gpu.need_bytes, on_gpu.have_bytes) == (40 * GIB, MACHINE["memory_bytes"])
     assert (on_cpu.need_bytes, on_cpu.have_bytes) == (2 * ddp.ranks[0].categories.total, GIB)
     assert not on_gpu.fits and not on_cpu.fits
@@ -143,7 +143,7 @@ def report(found, results, **more):
 def test_a_row_stands_beside_the_time_that_its_device_s_calibration_predicts():
     ddp = cpu_set()["ddp"]
     found = report(made(EPYC, rows=rows(1.25)), [ddp])
-    only = found.groups[0].rows[0].calibrated
+    only = found.groups[0].rows[0].predicted.times
     assert only.predicted_seconds == pytest.approx(0.4 * 1.25)
     assert (only.low_seconds, only.high_seconds) == pytest.approx((0.5 / 1.03, 0.515))
     assert only.error == pytest.approx(0.5 / only.measured_seconds - 1)
@@ -161,7 +161,7 @@ def test_without_one_or_with_another_device_s_there_is_no_such_table():
     ddp = cpu_set()["ddp"]
     for found in (None, made(CPU), made(CARD)):
         plain = report(found, [ddp])
-        assert plain.groups[0].rows[0].calibrated is None
+        assert plain.groups[0].rows[0].predicted.times is None
         assert "Calibrated" not in sentences.prediction_errors(plain.groups[0])
         line = next(csv.DictReader(io.StringIO(export.csv_text(plain))))
         assert line["calibrated_step_seconds"] == ""

@@ -31,7 +31,7 @@ from harness.report.data.rows import (
 from harness.report.figures import derive, parity, samples
 from harness.report.figures.floor import floor_of, margin_shares
 from harness.report.figures.numbers import numbers
-from harness.report.figures.predicted import OUT_OF_MEMORY, machine_facts
+from harness.report.figures.predicted import OUT_OF_MEMORY, Predicted, machine_facts
 from harness.resolve import run_name
 from harness.result import Result, Status
 from harness.void import shown_status
@@ -60,30 +60,27 @@ def build(
         if result.spec.recorded and (status is Status.OK or result.recordings):
             report.recorded.append(result)
         if status is not Status.OK:
+            out = status in OUT_OF_MEMORY
             ended = Unfinished(
                 label=label(result.spec),
                 status=status,
                 reason=reason,
                 so_far_bytes=result.peak_so_far_bytes or derive.highest(result.ranks, "allocated"),
                 result=result,
+                predicted=compare([result], status, *known) if out else Predicted(),
             )
-            if status in OUT_OF_MEMORY:
-                ended.predicted_fit = compare([result], status, *known).fit
             report.unfinished.append(ended)
             lost.setdefault(once, []).append(f"a repetition ended as {status.value}")
         elif not result.spec.recorded:
             repetitions.setdefault((once, same_work(result)), []).append(result)
     rows = []
     for (spec, _), some in repetitions.items():
-        memory, fit, times = compare(some, Status.OK, *known)
         row = Row(
             label=spec.recipe,
             results=some,
             notes=list(lost.get(spec, ())),
             numbers=numbers(some),
-            predicted=memory,
-            predicted_fit=fit,
-            calibrated=times,
+            predicted=compare(some, Status.OK, *known),
         )
         rows.append(row)
     report.groups = _groups(rows, report.suite.reference)

@@ -16,7 +16,7 @@ from harness.report.figures import derive
 from harness.report.figures.floor import Floor
 from harness.report.figures.numbers import Numbers
 from harness.report.figures.parity import WRONG
-from harness.report.figures.predicted import Calibrated, PredictedAndMeasured, PredictedFit
+from harness.report.figures.predicted import Predicted
 from harness.result import Result, Status
 from harness.spec import Spec
 from strategies.base import BadInput
@@ -88,9 +88,7 @@ class Row:
     results: list[Result]
     numbers: Numbers
     versus: Versus = None  # type: ignore[assignment]  # set by the row's group
-    predicted: PredictedAndMeasured | None = None
-    predicted_fit: PredictedFit | None = None
-    calibrated: Calibrated | None = None
+    predicted: Predicted
     notes: list[str]
     floor: Floor | None = None
     samples_distance: float | None = None
@@ -123,7 +121,7 @@ class Unfinished:
     reason: str | None
     so_far_bytes: int | None
     result: Result
-    predicted_fit: PredictedFit | None = None
+    predicted: Predicted
 
 
 @dataclass(kw_only=True)

@@ -84,7 +84,7 @@ class Calibrated:
         return relative_error(self.predicted_seconds, self.measured_seconds)
 
 
-class Comparison(NamedTuple):
+class Predicted(NamedTuple):
     """The predictions for one row beside its measurement. An unknown part is None."""
 
     memory: PredictedAndMeasured | None = None

@@ -111,7 +111,7 @@ def _row(group: Group, row: Row) -> dict[str, Any]:
     if group.reference.first.drawn and row.first.drawn:
         limit = samples.limit(group.reference.first)
         facts["drawn"] = {"samples_distance": row.samples_distance, "samples_equal_up_to": limit}
-    memory, times = row.predicted, row.calibrated
+    memory, _, times = row.predicted
     if memory is None:
         return facts
     foretold: dict[str, Any] = {"predicted_by": memory.method, **_fit(row)}
@@ -126,7 +126,7 @@ def _row(group: Group, row: Row) -> dict[str, Any]:
 
 
 def _fit(thing: Row | Unfinished) -> dict[str, Any]:
-    fit = thing.predicted_fit
+    fit = thing.predicted.fit
     return (
         {"predicted_least_bytes": fit.need_bytes, "available_bytes": fit.have_bytes} if fit else {}
     )

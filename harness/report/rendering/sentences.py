@@ -207,8 +207,8 @@ def _meter_notes(rows: Sequence[Row]) -> list[str]:
 
 def prediction_errors(group: Group) -> str:
     """Return the errors of a group's predictions, and the calibration's words; empty without."""
-    rows = [row.predicted for row in group.rows if row.predicted]
-    times = [row.calibrated for row in group.rows if row.calibrated]
+    rows = [row.predicted.memory for row in group.rows if row.predicted.memory]
+    times = [row.predicted.times for row in group.rows if row.predicted.times]
     meter = "the allocator's highest" if group.meter == "cuda" else "the resident mark"
     texts = [
         _spread(

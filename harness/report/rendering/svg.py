@@ -46,11 +46,6 @@ def picture(width: float, height: float, parts: Sequence[str], title: str) -> st
     return element("svg", content, viewBox=box, role="img", xmlns="http://www.w3.org/2000/svg")
 
 
-def polyline(spots: Sequence[Point]) -> str:
-    """Return the ``d`` of a path through these points."""
-    return "M" + "L".join(f"{x:.1f},{y:.1f}" for x, y in spots)
-
-
 def width_of(label: str, size: float = 11) -> float:
     """Return the approximate width of ``label`` at ``size``."""
     return len(label) * size * EM

@@ -4,6 +4,7 @@ CSV.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -25,17 +26,17 @@ def field(path: str) -> Cell:
 
     It is None if a part of the path is missing, and for the reference's comparison with itself.
     """
-    part, name = path.split(".")
 
     def value(row: Row) -> Any:
-        itself = part == "versus" and row.versus.is_reference
-        return None if itself else getattr(getattr(row, part), name, None)
+        if path.startswith("versus.") and row.versus.is_reference:
+            return None
+        return functools.reduce(lambda part, name: getattr(part, name, None), path.split("."), row)
 
     return value
 
 
 def _fits(thing: Any) -> str | None:
-    return thing.predicted_fit and ("no", "yes")[thing.predicted_fit.fits]
+    return thing.predicted.fit and ("no", "yes")[thing.predicted.fit.fits]
 
 
 # ---- cells of the ranking ----
@@ -172,18 +173,18 @@ PARITY_NOTE = (
 )
 PREDICTED = (
     RECIPE,
-    Column("By", field("predicted.method")),
-    Column("Step, predicted GiB", field("predicted.step_predicted"), "gib"),
-    Column("Step, traced GiB", field("predicted.step_measured"), "gib"),
-    Column("Step error %", field("predicted.step_error"), "error"),
-    Column("Run, predicted GiB", field("predicted.run_predicted"), "gib"),
-    Column("Run, measured GiB", field("predicted.run_measured"), "gib"),
-    Column("Run error %", field("predicted.run_error"), "error"),
+    Column("By", field("predicted.memory.method")),
+    Column("Step, predicted GiB", field("predicted.memory.step_predicted"), "gib"),
+    Column("Step, traced GiB", field("predicted.memory.step_measured"), "gib"),
+    Column("Step error %", field("predicted.memory.step_error"), "error"),
+    Column("Run, predicted GiB", field("predicted.memory.run_predicted"), "gib"),
+    Column("Run, measured GiB", field("predicted.memory.run_measured"), "gib"),
+    Column("Run error %", field("predicted.memory.run_error"), "error"),
     Column("Predicted to fit", _fits),
-    Column("Step, predicted ms", field("calibrated.predicted_seconds"), "ms"),
-    Column("Step, measured ms", field("calibrated.measured_seconds"), "ms"),
-    Column("Time error %", field("calibrated.error"), "error"),
-    Column("Why no trace", field("predicted.reason")),
+    Column("Step, predicted ms", field("predicted.times.predicted_seconds"), "ms"),
+    Column("Step, measured ms", field("predicted.times.measured_seconds"), "ms"),
+    Column("Time error %", field("predicted.times.error"), "error"),
+    Column("Why no trace", field("predicted.memory.reason")),
 )
 PREDICTED_NOTE = (
     "Predicted by tracing the same set-up and step without memory, on this machine, in a separate "
@@ -198,7 +199,7 @@ UNFINISHED = (
         str(part) for part in (u.result.phase, u.result.step) if part is not None
     ) or None),
     Column("So far GiB", lambda u: u.so_far_bytes, "gib"),
-    Column("Predicted need GiB", lambda u: u.predicted_fit and u.predicted_fit.need_bytes, "gib"),
+    Column("Predicted need GiB", field("predicted.fit.need_bytes"), "gib"),
     Column("Predicted to fit", _fits),
     Column("Why", lambda u: u.reason),
     Column("Way out", lambda u: u.result.way_out),
@@ -248,7 +249,7 @@ def ranking(group: Group) -> Grid:
 def group_grids(group: Group) -> list[Grid]:
     """Return the tables of a group below its ranking, without empty ones."""
     rows, alike = group.rows, "Same samples?" if group.draws else "Same computation?"
-    foretold = [r for r in rows if r.predicted]
+    foretold = [row for row in rows if row.predicted.memory]
     grids = [
         tabulate(
             "effects", "Effect of each part", EFFECTS, effects.effects(group), note=EFFECTS_NOTE
