@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -86,7 +86,8 @@ def compare(old: Path, new: Path) -> Comparison:
 def compare_reports(old: Report, new: Report) -> Comparison:
     """Compare two sets whose rows are already derived."""
     before, after = _entries(old), _entries(new)
-    both = [spec for spec in before if spec in after]
+    only_old = [spec for spec in before if spec not in after]
+    only_new = [spec for spec in after if spec not in before]
     known = [
         f"{side}: {lookup.rests_on(found)}"
         for side, report in (("old", old), ("new", new))
@@ -95,38 +96,34 @@ def compare_reports(old: Report, new: Report) -> Comparison:
     basis = "Steps are judged by their own spread: neither set measured a row twice."
     if known:
         basis = f"Steps are judged by run-to-run variance ({'; '.join(known)})."
-    names = {spec: str(spec).removeprefix("--recipe ") for spec in (*before, *after)}
     return Comparison(
         environment=_environment(old, new),
-        changes=[_change(spec, before[spec], after[spec]) for spec in both],
-        only_old=[names[spec] for spec in before if spec not in after],
-        only_new=[names[spec] for spec in after if spec not in before],
+        changes=[_change(spec, before[spec], after[spec]) for spec in before if spec in after],
+        only_old=[str(spec).removeprefix("--recipe ") for spec in only_old],
+        only_new=[str(spec).removeprefix("--recipe ") for spec in only_new],
         skipped=[*old.skipped, *new.skipped],
         basis=basis,
-        unlike=_unlike(before, after),
+        unlike=_unlike(only_old, only_new),
     )
 
 
-def _unlike(before: Iterable[Spec], after: Iterable[Spec]) -> dict[str, list[str]]:
+def _unlike(old: Sequence[Spec], new: Sequence[Spec]) -> dict[str, list[str]]:
     """Return what differs between rows of one recipe that do not match, and their recipes.
 
     Each row is compared with the nearest one of the other set.
     """
-    old, new = ([s for s in ours if s not in theirs] for ours, theirs in
-                ((set(before), set(after)), (set(after), set(before))))  # fmt: skip
     found: dict[str, list[str]] = {}
     for spec in sorted(old, key=str):
-        near = min((_differing(spec, s) for s in new if s.recipe == spec.recipe),
-                   key=len, default=[])  # fmt: skip
+        ours = dataclasses.asdict(spec)
+        apart = [
+            [f"{k} is {ours[k]!r:.60} and {v!r:.60}" for k, v in theirs.items() if v != ours[k]]
+            for theirs in (dataclasses.asdict(s) for s in new if s.recipe == spec.recipe)
+        ]
+        near: list[str] = min(apart, key=len, default=[])
         recipes = found.setdefault("; ".join(near), [])
         recipes += [] if spec.recipe in recipes else [spec.recipe]
     found.pop("", None)
     return found
-
-
-def _differing(old: Spec, new: Spec) -> list[str]:
-    pairs = zip(dataclasses.asdict(old).items(), dataclasses.asdict(new).values(), strict=True)
-    return [f"{name} is {a!r:.60} and {b!r:.60}" for (name, a), b in pairs if a != b]
 
 
 def _environment(old: Report, new: Report) -> list[tuple[str, str, str]]:

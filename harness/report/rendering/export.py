@@ -86,8 +86,8 @@ def _group(group: Group) -> dict[str, Any]:
         "reference_asked_for": group.asked or None,
         "noise_floor": {**floor, "text": lookup.noise_floor(group)},
         "answers": [
-            {"question": a.question, "row": a.row.label if a.row else None, "text": a.text}
-            for a in answers(group)
+            {**answer._asdict(), "row": answer.row and answer.row.label}
+            for answer in answers(group)
         ],
     }
     return {**_finite(facts), "rows": [_finite(_row(group, row)) for row in group.rows]}
