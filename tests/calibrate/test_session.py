@@ -14,14 +14,7 @@ from rich.console import Console
 from harness import cli
 from harness.planner import pool
 from harness.planner.calibrate import command, stations
-from harness.planner.calibrate.command import (
-    Outcome,
-    Session,
-    Setting,
-    build_from,
-    run_stations,
-    specs,
-)
+from harness.planner.calibrate.command import Outcome, Session, build_from, run_stations, specs
 from harness.planner.calibrate.stations import Asked, main, measure_collective
 from harness.planner.calibration import store
 from harness.planner.calibration.record import Ceilings
@@ -45,7 +38,7 @@ def test_the_check_has_every_strategy_of_the_catalog():
 @pytest.mark.parametrize("small", [False, True])
 @pytest.mark.parametrize(("device", "cards"), [("cpu", 0), ("cuda", 1), ("cuda", 4)])
 def test_every_row_can_be_and_is_its_own(device, cards, small):
-    found = specs(Setting(device=device, gpus=cards, gpu_bytes=80 * 2**30, small=small))
+    found = specs(device, cards, 80 * 2**30, small=small)
     assert [spec.recipe for spec in found if resolve(spec).refusal] == []
     assert {spec.device for spec in found} == {device} and len(set(found)) == len(found)
     assert ([s.recipe for s in found if s.global_batch == 1] != []) == (device == "cuda")
@@ -60,7 +53,7 @@ def session(tmp_path, monkeypatch):
     monkeypatch.setattr(store, "OWN", tmp_path / "own")
     monkeypatch.setattr(store, "processor", lambda: CPU.name)
     console = Console(file=open(tmp_path / "said", "w"), width=200)  # noqa: SIM115
-    made = Session(tmp_path / "s", machine(tmp_path), Setting(device="cpu"), console)
+    made = Session(tmp_path / "s", machine(tmp_path), "cpu", console)
     made.started = []
 
     def child(argv, *, env, log, **more):
@@ -86,7 +79,7 @@ def test_a_station_that_fails_ends_no_other_and_is_all_that_the_next_call_repeat
     session.console.file.flush()
     assert "attention: failed: exit code 1" in Path(session.console.file.name).read_text()
     session.started.clear()
-    new = Session(session.folder, session.machine, session.setting, session.console)
+    new = Session(session.folder, session.machine, session.kind, session.console)
     found = {o.station: o for o in run_stations(new)}
     assert session.started == ["attention"] and found["products"].facts["products"]
     session.started.clear()
@@ -137,7 +130,7 @@ def test_the_command_leaves_a_calibration_and_says_that_rows_failed(call, sessio
     assert kept.ceilings.products == {"float32": 1e11} and kept.device.name == CPU.name
     assert kept.missing["products: float16"] == "slow"
     assert kept.missing["attention"].startswith("failed: exit code 1")
-    assert len(kept.rows) == len(specs(session.setting)) and kept.rows[0].reason == "made up"
+    assert len(kept.rows) == len(specs(session.kind)) and kept.rows[0].reason == "made up"
 
 
 def test_a_rehearsal_is_not_kept_and_ctrl_c_in_a_row_leaves_no_calibration(call):

@@ -79,42 +79,25 @@ CPU_BATCH = 8
 SMALL_MODEL = "DiT-T/8"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Setting:
-    """The properties of the machine on which stations and rows depend, and the options.
-    ``gpu_bytes``: memory of the smallest GPU. ``small``: a rehearsal with tiny models and
-    shapes."""
-
-    device: str
-    gpus: int = 0
-    gpu_bytes: int = 0
-    small: bool = False
-
-    @property
-    def processes(self) -> int:
-        """The processes of a multi-process recipe."""
-        return self.gpus if self.device == "cuda" else CPU_PROCESSES
-
-
-def specs(setting: Setting) -> list[Spec]:
-    """Return the rows that this machine can run.
+def specs(device: str, gpus: int = 0, gpu_bytes: int = 0, *, small: bool = False) -> list[Spec]:
+    """Return the rows that a machine can run. ``gpu_bytes``: of its smallest GPU.
     On one GPU replicas equal plain training, and shards are whole; an offload is still useful."""
-    on_gpu, small = setting.device == "cuda", setting.small
+    on_gpu = device == "cuda"
     usual: dict[str, Any] = {
+        "device": device,
         "model": SMALL_MODEL if small else "DiT-XL/2" if on_gpu else "DiT-S/4",
         "data": "synthetic",
         "steps": 1 if small else 10 if on_gpu else 5,
         "warmup": 1 if small else 3 if on_gpu else 2,
     }
-    batch = CPU_BATCH
+    batch, processes = CPU_BATCH, gpus if on_gpu else CPU_PROCESSES
     if on_gpu and not small:  # what fits in plain training
-        batch = matrix.fitting_batch(usual, setting.gpu_bytes, 1)
+        batch = matrix.fitting_batch(usual, gpu_bytes, 1)
     wanted = [(text, 1, 1) for text in HOST_BOUND] if on_gpu else []
-    for text in RECIPES[setting.device]:
-        alone = parse(text).alone(setting.device)
-        if alone or setting.processes > 1 or "offload" in text:
-            wanted.append((text, batch, 1 if alone else setting.processes))
-    usual |= {"device": setting.device}
+    for text in RECIPES[device]:
+        alone = parse(text).alone(device)
+        if alone or processes > 1 or "offload" in text:
+            wanted.append((text, batch, 1 if alone else processes))
     rows = [
         Spec(recipe=parse(text).text, global_batch=each * many, processes=many, **usual)
         for text, each, many in wanted
@@ -141,25 +124,32 @@ class Outcome:
 
 @dataclass
 class Session:
-    """One call's folder and options."""
+    """One call's folder and options. ``kind``: cuda or cpu. ``small``: a rehearsal with tiny models
+    and shapes."""
 
     folder: Path
     machine: Machine
-    setting: Setting
+    kind: str
     console: Console
+    small: bool = False
     fresh: bool = False
 
     @functools.cached_property
     def device(self) -> Device:
         """The device to calibrate."""
-        return store.device(self.setting.device, self.machine)
+        return store.device(self.kind, self.machine)
+
+    @property
+    def gpus(self) -> int:
+        """Number of GPUs."""
+        return len(self.machine.gpus) or int(self.kind == "cuda")
 
     @property
     def stations(self) -> list[str]:
         """The names of the stations, in order."""
-        alone = ("products", "streams", "standing", "attention")
-        alone += ("copies",) * (self.setting.device == "cuda")
-        return [*alone, *(["collective"] if self.setting.processes > 1 else [])]
+        found = ["products", "streams", "standing", "attention"]
+        found += ["copies"] if self.kind == "cuda" else []
+        return [*found, *(["collective"] if self.kind == "cpu" or self.gpus > 1 else [])]
 
     def file(self, station: str) -> Path:
         """Return the file of a station's outcome."""
@@ -169,7 +159,7 @@ class Session:
     def mark(self) -> str:
         """A hash of everything that decides what a station measures."""
         sources = digest(("planner/calibrate",))
-        facts = [dataclasses.asdict(self.device), sources, self.setting.small]
+        facts = [dataclasses.asdict(self.device), sources, self.small]
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
 
     def earlier(self, station: str) -> Outcome | None:
@@ -225,7 +215,7 @@ def _measure(name: str, session: Session) -> dict[str, Any]:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.unlink(missing_ok=True)
     words = [sys.executable, "-m", "harness.planner.calibrate.stations", name, str(out)]
-    words += ["--device", session.setting.device, *(["--small"] if session.setting.small else [])]
+    words += ["--device", session.kind, *(["--small"] if session.small else [])]
     busy, own = busy_now(), _children_seconds()
     ended = process.run_child(words, cwd=ROOT, env=inherited(), log=log, timeout=LATE_SECONDS)
     others = (busy_now() - busy) - (_children_seconds() - own)
@@ -255,8 +245,9 @@ def run_rows(session: Session) -> list[Result]:
     Raises:
         harness.suite.run.SuiteInterrupted: Ctrl-C; finished rows are stored.
     """
-    out = session.folder / "rows"
-    planned = plan([resolve(spec) for spec in specs(session.setting)], out, session.machine)
+    out, memory = session.folder / "rows", session.machine.smallest_gpu_bytes or 80 * 2**30
+    found = specs(session.kind, session.gpus, memory, small=session.small)
+    planned = plan([resolve(spec) for spec in found], out, session.machine)
     recipes = tuple(SuiteRow(recipe=row.resolved.spec.recipe) for row in planned)
     suite = Suite(
         path=Path("calibrate"),
@@ -264,7 +255,7 @@ def run_rows(session: Session) -> list[Result]:
         title="Rows by which predictions are calibrated",
         reference=recipes[0].recipe,
         timeout_seconds=LATE_SECONDS,
-        device=session.setting.device,
+        device=session.kind,
         settings={},
         rows=recipes,
     )
@@ -337,7 +328,7 @@ def build_from(outcomes: Sequence[Outcome], kind: type) -> Any:
 
 def keep(session: Session, found: Calibration) -> Path | None:
     """Write the calibration where predictions find it; numbers of a rehearsal are not stored."""
-    if session.setting.small or not (found.ceilings.products or found.rows):
+    if session.small or not (found.ceilings.products or found.rows):
         return None
     path = store.file_of(found, store.OWN)
     found.write(path)
@@ -375,13 +366,7 @@ def calibrate(options: argparse.Namespace) -> int:
     machine = examined(console, folder, OPS)
     device = options.device or machine.device
     _sighted(device, machine)
-    setting = Setting(
-        device=device,
-        gpus=len(machine.gpus) or int(device == "cuda"),
-        gpu_bytes=machine.smallest_gpu_bytes or 80 * 2**30,
-        small=options.small,
-    )
-    session = Session(folder, machine, setting, console, options.fresh)
+    session = Session(folder, machine, device, console, options.small, options.fresh)
     try:
         outcomes, results = run_stations(session), run_rows(session)
     except (process.Interrupted, SuiteInterrupted, KeyboardInterrupt):

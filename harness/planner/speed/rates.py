@@ -261,11 +261,8 @@ def as_calibrated(card: Card, asked: str = "") -> Card:
                 f"plan is for, or --calibration {NONE}"
             )
         return replace(card, calibrated=_applied([found]))
-    if card.shared:
-        own = [one for one in store.every() if one.device.kind == "cpu"]
-        return replace(card, calibrated=_applied([o for o in own if o.device.name == card.name]))
-    own = [one for one in store.every() if one.device.kind != "cpu" and not card.like]
-    own = [one for one in own if of_device(one.device).name == card.name]
+    alike = [one for one in store.every() if (one.device.kind == "cpu") == card.shared]
+    own = [one for one in alike if not card.like and of_device(one.device).name == card.name]
     return replace(card, calibrated=_applied(own))
 
 
