@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from harness import RESULTS, RUN, files
@@ -75,22 +74,17 @@ def print_export(made: Bundle, fit: Fit | None, console: Console) -> None:
 def _part(console: Console, title: str, rows: Iterable[tuple[str, str]]) -> None:
     """Print a title and a row for each entry; nothing without entries."""
     rows = list(rows)
-    if not rows:
-        return
-    console.print(Text(f"\n{title}", style="bold"))
-    if max(len(name) for name, _ in rows) > console.width // 2:
-        for name, what in rows:  # a wrapped name cannot be searched for
+    if rows:
+        console.print(Text(f"\n{title}", style="bold"))
+    width = max((len(name) for name, _ in rows), default=0)
+    for name, what in rows:
+        if width > console.width // 2:  # a wrapped name cannot be searched for
             console.print(Text(f"  {name}"), soft_wrap=True)
             console.print(Text(f"    {what}"))
-        return
-    grid = Table.grid(padding=(0, 2, 0, 0))
-    grid.add_column(no_wrap=True)
-    grid.add_column(no_wrap=True)
-    room = console.width - max(len(name) for name, _ in rows) - 4
-    for name, what in rows:
-        lines = [line.strip() for line in wrapped(what, room)]
-        grid.add_row(Text(f"  {name}"), Text("\n".join(lines)))
-    console.print(grid)
+            continue
+        for at, line in enumerate(wrapped(what, console.width - width - 4)):
+            head = "" if at else name
+            console.print(Text(f"  {head:<{width}}  {line.strip()}"), soft_wrap=True)
 
 
 SETTINGS = ("learning_rate", "weight_decay", "beta2", "grad_clip", "ema")

@@ -114,13 +114,18 @@ def _spec(made: Reading, recipe: str) -> Spec:
 
 @dataclass(frozen=True)
 class _Option:
-    """A strategy that a rule proposes for the options that it compares."""
+    """A strategy that a rule proposes for the options that it compares.
+    ``note``: how the trainer differs, of one that ``read_as`` sets."""
 
-    slot: Slot
     name: str
     parameters: Mapping[str, Any]
     options: Mapping[str, Any]
-    lacks: bool
+    lacks: bool = False
+    note: str = ""
+
+    @property
+    def slot(self) -> Slot:
+        return CATALOG[self.name].slot
 
     def text(self, **more: Any) -> str:
         own = {f.name for f in dataclasses.fields(CATALOG[self.name])}
@@ -130,13 +135,19 @@ class _Option:
         return f"{self.name}:{','.join(words)}".rstrip(":")
 
 
+def _spelt(text: str, options: Mapping[str, Any], note: str = "") -> _Option:
+    """Return the proposal of a strategy as a recipe spells it."""
+    name, _, words = text.partition(":")
+    pairs = dict(pair.split("=") for pair in words.split(",") if pair)
+    return _Option(name, pairs, options, note=note)
+
+
 class Reader:
     """One reading.
     ``options``: of the files, with the trainer's defaults and with those replaced that mean the
-    same; ``given``: without the defaults. ``sources``: default -> where the trainer has it.
-    ``forced``: strategies that a row of ``read_as`` sets. ``slots``: all proposals of each slot.
-    ``older``: option -> the files' options that it was read from. ``usual``: option -> its default,
-    where another value that means the same replaces it."""
+    same; ``given``: without the defaults. ``sources``: default -> its value, and where the trainer
+    has it. ``forced``: strategies that a row of ``read_as`` sets. ``slots``: all proposals of each
+    slot. ``older``: option -> the files' options that it was read from."""
 
     def __init__(
         self, name: str, found: Sequence[Found], launch: launches.Launch, model: str
@@ -147,9 +158,7 @@ class Reader:
         self.made = Reading(trainer=self.table["title"])
         self.options: dict[str, Any] = {}
         self.forced: dict[Slot, _Option] = {}
-        self.why: dict[str, str] = {}
         self.older: dict[str, list[str]] = {}
-        self.usual: dict[str, Any] = {}
         self._collect()
         self.given = dict(self.options)
         self.script = next((one.script for one in self.own if one.script), "")
@@ -179,8 +188,7 @@ class Reader:
         made.recipe, resolved = self._recipe()
         made.model = resolved.spec.model
         self._intended()
-        for option in self.forced.values():
-            made.differs += [self.why[option.name]] if self.why.get(option.name) else []
+        made.differs += [one.note for one in self.forced.values() if one.note]
         _tell(self, resolved)
         read_sample(made, self.table["shape"], self.options, self.found)
         return made
@@ -235,13 +243,13 @@ class Reader:
 
     def _fill(self) -> None:
         """Add the trainer's defaults, and replace options that mean the same as others."""
-        self.sources: dict[str, str] = {}
+        self.sources: dict[str, tuple[Any, str]] = {}
         defaults = self.table["defaults"]
         for name, (value, source) in {**defaults["any"], **defaults.get(self.kind, {})}.items():
             if self.options.get(name) is None:
                 copied = isinstance(value, str) and value.startswith("=")
                 self.options[name] = self.options.get(value[1:]) if copied else value
-                self.sources[name] = source
+                self.sources[name] = self.options[name], source
         replaced: set[str] = set()
         for row in self.table.get("read_as", ()):
             first = next(iter(row["given"]))
@@ -264,18 +272,14 @@ class Reader:
                     f"{self.path}: {says} and {name} {self.given[name]} contradict each other; "
                     "keep one of them"
                 )
-            if name in given and name in self.sources:
-                self.usual.setdefault(name, self.options[name])
-            else:
+            if name not in given:  # else it is the default, spelt otherwise
                 self.sources.pop(name, None)
             self.options[name] = self.given[name] = value
             self.made.differs += [row["why"]] if "why" in row else []
+        first = next(iter(given))
         for text in filter(None, row.get("parts", "").split("+")):
-            name, _, words = text.partition(":")
-            pairs = dict(pair.split("=") for pair in words.split(",") if pair)
-            key, slot = next(iter(given)), CATALOG[name].slot
-            self.forced[slot] = _Option(slot, name, pairs, {key: self.options[key]}, lacks=False)
-            self.why.setdefault(name, row.get("why", ""))
+            one = _spelt(text, {first: self.options[first]}, row.get("why", ""))
+            self.forced[one.slot] = one
         return True
 
     def _numbers(self) -> None:
@@ -325,7 +329,7 @@ class Reader:
                 factors = {**rule.get("times", {}), **rule.get("share", {})}.items()
                 scaled = {k: round(float(values[k]) * n) for k, n in factors}
                 parameters = {**fixed, **values, **scaled, **rule.get("reads", {})}
-                yield _Option(CATALOG[name].slot, name, parameters, compared, "lacks" in rule)
+                yield _Option(name, parameters, compared, "lacks" in rule)
 
     def _recipe(self) -> tuple[str, Resolved]:
         """Return the recipe that exports to the options, and the run of it."""
@@ -333,15 +337,12 @@ class Reader:
         for one in self._proposed():
             slots.setdefault(one.slot, []).append(one)
         for slot, one in self.forced.items():
-            ranks = [o for o in slots.get(slot, ()) if o.name == one.name]
-            more = ranks[0].parameters | one.parameters if ranks else one.parameters
-            own = {**(ranks[0].options if ranks else {}), **one.options}
+            alike = next((o for o in slots.get(slot, ()) if o.name == one.name), one)
+            more, own = alike.parameters | one.parameters, {**alike.options, **one.options}
             self.forced[slot] = dataclasses.replace(one, parameters=more, options=own)
             slots[slot] = [self.forced[slot]]
         for text in self.launch.parts:  # of the launch file, where the trainer sets none
-            name, _, words = text.partition(":")
-            pairs = dict(pair.split("=") for pair in words.split(",") if pair)
-            one = _Option(CATALOG[name].slot, name, pairs, {}, lacks=False)
+            one = _spelt(text, {})
             slots.setdefault(one.slot, [one])
         self._check(slots)
         self.slots = slots
@@ -500,15 +501,16 @@ def _tell(reader: Reader, resolved: Resolved) -> None:
     made.differs = list(dict.fromkeys(made.differs))
     made.means += [("launch", text) for text in reader.launch.means]
     for name, parts in meaning.items():
-        value = reader.first.get(name, reader.usual.get(name, reader.options[name]))
         meant = "+".join(dict.fromkeys(parts))
         if name in reader.sources:
-            made.usual.append((f"{name} {_short(value)}", meant, reader.sources[name]))
+            value, source = reader.sources[name]
+            made.usual.append((f"{name} {_short(value)}", meant, source))
         elif meant != "no attend":
+            value = reader.first.get(name, reader.options[name])
             flag = name.startswith("-") and value is True
             made.means.append((name if flag else f"{name} {_short(value)}", meant))
-    off = (name for name in reader.sources if reader.options[name] is False)
-    made.usual += [(name, "off", reader.sources[name]) for name in off]
+    made.usual += [(name, "off", source) for name, (_, source) in reader.sources.items()
+                   if reader.options[name] is False]  # fmt: skip
     for key, (errs, why, *kind) in reader.table["unpredicted"].items():
         first, *others = key.split("&")
         names = [_holds(reader, first), *(_holds(reader, one, usual=True) for one in others)]
