@@ -51,16 +51,16 @@ def predict(resolved: Resolved, kind: str = USUAL, rank: int = 0) -> Prediction:
         return eager.told(resolved, predict(plain, kind, rank))
     if untraced := _untraced(resolved):
         return none(resolved, untraced)
-    try:
-        from harness.planner.tracing import extend, simulate
+    return _or_none(resolved, resolved.recipe.strategies, _traced, kind, rank)
 
-        if extend.shallow(resolved):
-            ((_, found),) = predict_each([resolved], [kind], 1, FOREVER)
-            return found
-        return with_asides(resolved, kind, simulate.simulate(resolved, kind, rank))
-    except Exception as error:  # any library may stumble over tensors without storage
-        traceback.print_exc()
-        return none(resolved, **_failure(resolved.recipe.strategies, error))
+
+def _traced(row: Resolved, kind: str, rank: int) -> Prediction:
+    from harness.planner.tracing import extend, simulate
+
+    if extend.shallow(row):
+        ((_, found),) = predict_each([row], [kind], 1, FOREVER)
+        return found
+    return with_asides(row, kind, simulate.simulate(row, kind, rank))
 
 
 def _untraced(resolved: Resolved) -> str:
@@ -76,16 +76,6 @@ def with_asides(row: Resolved, kind: str, found: Prediction) -> Prediction:
     from harness.planner.tracing import phases
 
     return dataclasses.replace(found, asides=phases.of(row, kind))
-
-
-def _failure(parts: Sequence[Strategy], error: Exception) -> dict[str, str]:
-    """Return the reason for a missing trace, and the exception.
-    Bad input and ``NoTrace`` have messages of their own; other errors get the known limits of
-    ``parts``."""
-    known = isinstance(error, (BadInput, overhead.NoTrace))
-    first = (str(error).strip() or type(error).__name__).splitlines()[0]
-    why = str(error) if known else overhead.why(parts, type(error).__name__)
-    return {"reason": why, "fault": f"{type(error).__name__}: {first}"[:200]}
 
 
 def predict_each(
@@ -151,13 +141,17 @@ def _ranks(row: Resolved) -> Sequence[int]:
 
 
 def _or_none(row: Resolved, parts: Sequence[Strategy], act: Callable[..., Any], *given: Any) -> Any:
-    """Return what ``act`` returns, or as in ``predict`` why the row has no prediction; ``parts``:
-    those whose limits may be why."""
+    """Return what ``act`` returns, or why the row has no prediction, and the exception.
+    Bad input and ``NoTrace`` have messages of their own; other errors get the known limits of
+    ``parts``."""
     try:
         return act(row, *given)
-    except Exception as error:
+    except Exception as error:  # any library may stumble over tensors without storage
         traceback.print_exc()
-        return none(row, **_failure(parts, error))
+        known = isinstance(error, (BadInput, overhead.NoTrace))
+        first = (str(error).strip() or type(error).__name__).splitlines()[0]
+        why = str(error) if known else overhead.why(parts, type(error).__name__)
+        return none(row, why, f"{type(error).__name__}: {first}"[:200])
 
 
 def _joined(row: Resolved, ended: Sequence[Any]) -> Prediction:
