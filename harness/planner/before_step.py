@@ -24,31 +24,27 @@ KINDS = {HALF: "in 16 bits", "fp8": "text encoders in 8 bits", "nf4": "text enco
 
 
 class Way(NamedTuple):
-    """A way to encode, in words; bytes of a GPU for ``weights``, and for passes and libraries."""
+    """A ``way`` to encode, in words; bytes of a GPU that it needs; fits, tight or no."""
 
-    what: str
-    weights: int
-    rest: int
+    way: str
+    bytes: int
+    verdict: str
 
-    @property
-    def bytes(self) -> int:
-        """Bytes that it needs of a GPU."""
-        return self.weights + self.rest
 
-    def verdict(self, memory: int) -> str:
-        """Return fits, tight or no. The weights are known; the rest has the range of a plan."""
-        spread = int(uncertainty.shares()["beside the step"].share * self.rest)
-        return decide(self.bytes - spread, self.bytes + spread, memory)
+def _way(what: str, weights: int, rest: int, memory: int) -> Way:
+    """Return a way on a GPU of ``memory``. ``weights`` are known; the ``rest``, of passes and
+    libraries, has the range of a plan."""
+    need, spread = weights + rest, int(uncertainty.shares()["beside the step"].share * rest)
+    return Way(what, need, decide(need - spread, need + spread, memory))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Before:
-    """Phases before the first step, on ``card``.
+    """Phases before the first step.
     ``ways``: of encoding; the first is the usual one, the others need less. ``host``: bytes that
     loading the weights fills on a node, one copy in each of ``copies`` processes; ``host_memory``:
     what the node has. ``whole``: the passes are counted beside the weights."""
 
-    card: Card
     ways: Sequence[Way]
     host: int
     copies: int
@@ -58,16 +54,12 @@ class Before:
     @property
     def verdict(self) -> str:
         """Fits, tight or no: of loading and of the usual way of encoding."""
-        return "no" if self.host > self.host_memory else self.of(self.ways[0])
+        return "no" if self.host > self.host_memory else self.ways[0].verdict
 
     @property
     def fits(self) -> bool:
         """True if the upper end of the range fits."""
         return self.verdict == "fits"
-
-    def of(self, way: Way) -> str:
-        """Return fits, tight or no for a way of encoding on the card."""
-        return way.verdict(self.card.memory_bytes)
 
     @property
     def lines(self) -> list[str]:
@@ -75,7 +67,7 @@ class Before:
         first, more = self.ways[0], "" if self.whole else " or more"
         lines = [
             "Assumed, as most trainers do: texts and latents are encoded before the step, and "
-            f"cached. Encoding needs {_gib(first.bytes)} GiB{more} ({first.what}), loading "
+            f"cached. Encoding needs {_gib(first.bytes)} GiB{more} ({first.way}), loading "
             f"{_gib(self.host)} GiB of host memory. --cached leaves both out."
         ]
         if self.host > self.host_memory:
@@ -83,13 +75,13 @@ class Before:
                 f"  Loading does not fit: the host has {_gib(self.host_memory)} GiB for "
                 f"{self.copies} copies; load in one process, or from safetensors by mmap"
             )
-        if (verdict := self.of(first)) != "fits":
-            word = {"tight": "may not fit", "no": "does not fit"}[verdict]
-            found = next((way for way in self.ways[1:] if self.of(way) == "fits"), None)
+        if first.verdict != "fits":
+            word = {"tight": "may not fit", "no": "does not fit"}[first.verdict]
+            found = next((way for way in self.ways[1:] if way.verdict == "fits"), None)
             more = "in tiles (--phases encode:alone+tiled predicts it), or on the CPU"
             more = f", nor do text encoders in 4 bits, one model at a time: encode {more}"
             if found:
-                more = f"; this fits: {found.what}, {_gib(found.bytes)} GiB"
+                more = f"; this fits: {found.way}, {_gib(found.bytes)} GiB"
             lines.append(f"  Encoding so {word}{more}")
         return lines
 
@@ -97,14 +89,14 @@ class Before:
     def short(self) -> str:
         """Why it does not fit, and what does, in one line."""
         _, *more = self.lines
-        first = f"encoding {_gib(self.ways[0].bytes)} GiB ({self.ways[0].what})"
+        first = f"encoding {_gib(self.ways[0].bytes)} GiB ({self.ways[0].way})"
         last = "--cached if it was done before"
         return "; ".join([first, *(line.strip() for line in more), last])
 
     @property
     def as_json(self) -> dict[str, Any]:
         """The phases as plain data."""
-        ways = [{"way": one.what, "bytes": one.bytes, "verdict": self.of(one)} for one in self.ways]
+        ways = [one._asdict() for one in self.ways]
         return {"verdict": self.verdict, "encode": ways, "load_host_bytes_node": self.host}
 
 
@@ -117,21 +109,21 @@ def of(row: Resolved, card: Card) -> Before | None:
     there = fixed_overhead(card, row.spec.processes, row.recipe.sharding.name).total
     half = {name: resident_models.named(f"{name}:{HALF}").bytes for name in names}
     largest = max((passes.get(name, 0) for name in names), default=0)
-    ways = [Way(f"{', '.join(names)} in 16 bits", sum(half.values()), there + largest)]
+    have, what = card.memory_bytes, f"{', '.join(names)} in 16 bits"
+    ways = [_way(what, sum(half.values()), there + largest, have)]
     vaes = [name for name in names if "latent" in resident_models.table()[name]]
     for kind, words in KINDS.items():
         stored = {name: HALF if name in vaes else kind for name in names}
         each = {name: resident_models.named(f"{name}:{stored[name]}").bytes for name in names}
         last = max(names, key=lambda name: each[name] + passes.get(name, 0))
         what = f"one model at a time, {words}"
-        ways.append(Way(what, each[last], there + passes.get(last, 0)))
+        ways.append(_way(what, each[last], there + passes.get(last, 0), have))
     copies = min(card.node, row.spec.processes)
     # The published weights are loaded, also into a shape that --set changes.
     elements = families.table()[row.spec.model].parameters["built"]
     host = int(copies * elements * BYTES[HALF])
-    have = card.host_bytes(row.spec.processes)
-    return Before(card=card, ways=ways, host=host, copies=copies, host_memory=have,
-                  whole=bool(passes))  # fmt: skip
+    on_node = card.host_bytes(row.spec.processes)
+    return Before(ways=ways, host=host, copies=copies, host_memory=on_node, whole=bool(passes))
 
 
 def _gib(size: int) -> str:

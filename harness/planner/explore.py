@@ -6,7 +6,7 @@ estimated from predicted ones, and only those are predicted that may be the answ
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from harness.planner import uncertainty, verdict
@@ -90,20 +90,19 @@ class Point:
         return self.name != other.name, level, abs(self.swapped - other.swapped)
 
     @functools.cached_property
-    def rounding(self) -> int:
-        """Number of its roundings. Frozen weights: 1 in 8 bits, 2 in 4. Trained weights: 1 each for
-        16 bits without a master and for rounded optimizer state."""
+    def rounded(self) -> list[str]:
+        """What it rounds, as many words as count. Frozen weights: one in 8 bits, two in 4. Trained
+        weights: one each for rounded optimizer state and for 16 bits without a master."""
         if self.adapted:
-            return {HALF / 4: 2, HALF / 2: 1}.get(self.weight_bytes, 0)
-        return len(self.traits & {"pure_bf16", "rounds_state"})
+            bits = {HALF / 4: ["4-bit weights"] * 2, HALF / 2: ["8-bit weights"]}
+            return bits.get(self.weight_bytes, [])
+        found = {"rounds_state": "rounded moments", "pure_bf16": "16-bit weights"}
+        return [words for trait, words in found.items() if trait in self.traits]
 
     @property
-    def rounds(self) -> str:
-        """Words on what it rounds; empty if nothing."""
-        if self.adapted:
-            return {2: "4-bit weights", 1: "8-bit weights"}.get(self.rounding, "")
-        found = {"rounds_state": "rounded moments", "pure_bf16": "16-bit weights"}
-        return next((words for trait, words in found.items() if trait in self.traits), "")
+    def rounding(self) -> int:
+        """Number of its roundings."""
+        return len(self.rounded)
 
     @functools.cached_property
     def streamed(self) -> int:
@@ -232,11 +231,6 @@ def option_of(fit: Fit) -> Option:
     return Option(*given, sure=fit.fits, may=fit.may_fit, fit=fit)
 
 
-def options_of(fits: Iterable[Fit]) -> list[Option]:
-    """Return the fits that have a need and a time, as options."""
-    return [option_of(fit) for fit in fits if fit.need_bytes is not None and fit.seconds]
-
-
 def best_of(options: Sequence[Option]) -> Option | None:
     """Return the answer among recipes that train the same weights, by ``RULE``; None if none may
     fit. If none is sure to fit, those count that may."""
@@ -285,7 +279,7 @@ def reason(fit: Fit, answer: Fit) -> str:
     if best.sure and not one.sure:
         return "may not fit"
     if one.point.rounding > best.point.rounding:
-        return one.point.rounds
+        return one.point.rounded[0]
     if one.point.waits > best.point.waits:
         return "host memory"
     if not usual(fit.resolved):
@@ -335,45 +329,34 @@ def host_bytes(one: Point, gpu: Card) -> float:
     return each * waits * here / (one.ranks if one.shards else 1)
 
 
-class Known(NamedTuple):
-    """A prediction with what estimates need of it: seconds of the kernels of its forward pass, and
-    the most bytes beyond the state in forward and backward."""
-
-    option: Option
-    forward: float
-    beyond: int
-
-    @property
-    def point(self) -> Point:
-        return self.option.point
-
-
 class Estimates:
-    """Needs and times of all recipes of one training, from those that are predicted."""
+    """Needs and times of all recipes of one training, from those that are predicted.
+    ``at``: these by level and column. ``forwards``: recipe -> seconds of its forward kernels."""
 
     def __init__(self, gpu: Card) -> None:
-        self.gpu, self.at = gpu, dict[tuple[str, str], Known]()
+        self.gpu, self.at = gpu, dict[tuple[str, str], Option]()
+        self.forwards = dict[str, float]()
 
     @property
-    def known(self) -> list[Known]:
+    def known(self) -> list[Option]:
         return list(self.at.values())
 
     def add(self, fit: Fit) -> None:
         """Add a prediction that has a need and a time."""
-        found, option = fit.prediction, option_of(fit)
-        work = [w for w in found.work if w.phase == BUSY[0] and w.kind in KERNELS]
+        option = option_of(fit)
+        work = [w for w in fit.prediction.work if w.phase == BUSY[0] and w.kind in KERNELS]
         forward = seconds(work, fit.gpu, fit.resolved.spec.processes, fit.label).total
-        beyond = max((found.beyond.get(phase, 0) for phase in BUSY), default=0)
-        self.at[option.point.level, option.point.name] = Known(option, forward, beyond)
+        self.at[option.point.level, option.point.name] = option
+        self.forwards[option.point.label] = forward
 
     def option(self, one: Point, favour: bool) -> Option:
         """Return an estimate; in ``favour`` it is off in favour of the recipe, as far as may be."""
         # What is copied or gathered beside computation may be hidden or not.
         beside, off = one.waits or one.splits, APART
         if corner := self._corner(one):
-            need, took = (max(a + b - c, 0.0) for a, b, c in zip(*corner, strict=True))
+            need, took = corner
             off = COLUMN if beside else LEVEL
-        elif self.known:
+        elif self.at:
             near = min(self.known, key=lambda known: known.point.apart(one))
             need, took = self._need(one, near), self._seconds(one, near)
             if near.point.name == one.name and not beside:
@@ -387,42 +370,41 @@ class Estimates:
         host, have = host_bytes(one, self.gpu), self.gpu.host_bytes(one.row.spec.processes)
         ample = 1.0 if favour else 1 + share_of(one)
         sure = high <= self.gpu.memory_bytes and ample * host <= have
-        share = min((known.option.share for known in self.known), default=0.15)
+        share = min((known.share for known in self.known), default=0.15)
         return Option(one, need, took, share, sure, sure or low <= self.gpu.memory_bytes)
 
-    def _corner(self, one: Point) -> tuple[tuple[float, float], ...] | None:
-        """Return (need, seconds) of the recipe's level and of its column elsewhere, and of the
-        place that completes the rectangle; None if no such three are predicted."""
-        for (level, name), known in self.at.items():
-            if name != one.name:
-                continue
-            for (other, column), beside in self.at.items():
+    def _corner(self, one: Point) -> tuple[float, float] | None:
+        """Return need and seconds by the recipe's level in another column, its column in another
+        level, and the recipe that completes the rectangle; None if no such three are predicted."""
+        for (level, name), own in self.at.items():
+            for (other, column), beside in self.at.items() if name == one.name else ():
                 base = self.at.get((level, column))
                 # A streamed block saves its weights' bytes, which differ between columns.
                 unlike = beside.point.weight_bytes != one.weight_bytes
-                if unlike and known.point.swapped != one.swapped:
+                if unlike and own.point.swapped != one.swapped:
                     continue
                 if other == one.level and column != one.name and base:
-                    some = beside, known, base
-                    return tuple((k.option.need, k.option.seconds) for k in some)
+                    took = beside.seconds + own.seconds - base.seconds
+                    return max(beside.need + own.need - base.need, 0.0), max(took, 0.0)
         return None
 
-    def _need(self, one: Point, near: Known) -> float:
+    def _need(self, one: Point, near: Option) -> float:
         """Return the need of another level of the column, with what ``one`` keeps; else its own
         state and activations."""
         most = max(self.known, key=lambda known: known.point.kept)
-        each = most.beyond / max(most.point.kept, 0.1)
+        beyond = max((most.fit.prediction.beyond.get(phase, 0) for phase in BUSY), default=0)
+        each = beyond / max(most.point.kept, 0.1)
 
         def held(point: Point) -> float:
             return point.state_bytes + max(point.gradient_bytes, each * point.kept)
 
         if near.point.name != one.name:
             return fixed(one, self.gpu) + held(one)
-        return near.option.need + held(one) - held(near.point)
+        return near.need + held(one) - held(near.point)
 
-    def _seconds(self, one: Point, near: Known) -> float:
-        found = near.option.fit.seconds
-        busy = found.compute + found.overhead + (one.again - near.point.again) * near.forward
+    def _seconds(self, one: Point, near: Option) -> float:
+        found, forward = near.fit.seconds, self.forwards[near.point.label]
+        busy = found.compute + found.overhead + (one.again - near.point.again) * forward
         if one.sharding == near.point.sharding:
             busy += found.communication
         return max(busy, copied(one, self.gpu)) + hosted(one, self.gpu)
@@ -449,7 +431,8 @@ SMALLEST = 3
 def headed(fits: Sequence[Fit], best: Fit | None) -> dict[str, Fit]:
     """Return the fastest, the most exact and the smallest of ``fits``, where they are not ``best``
     and better by more than ``SAME``."""
-    able = able_of(options_of(fits))
+    timed = [fit for fit in fits if fit.need_bytes is not None and fit.seconds]
+    able = able_of([option_of(fit) for fit in timed])
     if best is None or not able:
         return {}
     own = option_of(best)
@@ -483,7 +466,7 @@ class Search:
     @property
     def best(self) -> Fit | None:
         """The answer."""
-        found = best_of(self._options)
+        found = best_of(self.estimates.known)
         return found.fit if found else None
 
     @property
@@ -528,10 +511,6 @@ class Search:
             if fit.seconds and fit.need_bytes is not None:
                 self.estimates.add(fit)
 
-    @property
-    def _options(self) -> list[Option]:
-        return [known.option for known in self.estimates.known]
-
     def _roots(self) -> list[Point]:
         """Return the first rows: of one column, with all activations kept and with few.
         It is the first in the lattice's order whose weights may fit, usual ones before others; if
@@ -553,7 +532,7 @@ class Search:
 
     def _next(self) -> list[Point]:
         """Return the row that may be the answer, the best by estimate; none if there is none."""
-        known = self._options
+        known = self.estimates.known
         best, likely = best_of(known), list[Option]()
         for one in self.left:
             option = self.estimates.option(one, favour=True)
@@ -567,7 +546,7 @@ class Search:
     def _smallest(self) -> list[Point]:
         """Return the row estimated to need the least of the GPU or the host, if none fits and it is
         not predicted; of equal ones that which keeps the least."""
-        if not self.left or self.small == SMALLEST or able_of(self._options):
+        if not self.left or self.small == SMALLEST or able_of(self.estimates.known):
             return []
 
         def shortage(one: Point) -> tuple[float, float, int]:

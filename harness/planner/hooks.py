@@ -98,11 +98,8 @@ def _prediction_file(spec: Spec, out: Path) -> Path:
 def calibration_words(device: str) -> str:
     """Return the calibration that predictions for a device use, by a worker's name for it."""
     found = rates.kept_for(device)
-    return (
-        found.words
-        if found
-        else f"none; {RUN} calibrate measures the rates that predictions assume"
-    )
+    none = f"none; {RUN} calibrate measures the rates that predictions assume"
+    return found.words if found else none
 
 
 def under_ceilings(breakdown: MemoryBreakdown) -> MemoryBreakdown:

@@ -134,11 +134,6 @@ class Fit:
         return None if self.need_bytes is None else self.need_bytes + self.spread_bytes
 
     @property
-    def room_bytes(self) -> int | None:
-        """Bytes of the card beyond the upper end of the need; negative if it does not fit."""
-        return None if self.need_bytes is None else self.gpu.memory_bytes - self.most_bytes
-
-    @property
     def host_most(self) -> int | None:
         """Upper end of the host's need."""
         return self.host_bytes and int((1 + self.uncertainty.share) * self.host_bytes)
@@ -251,15 +246,6 @@ def assumed(gpu: Card) -> str:
         f"{text} No card was named, so times are those of {gpu.like}; cards of this size are up "
         f"to {times:.1f} times as fast. Name yours with --gpu: {names}."
     )
-
-
-def lacking(fits: Sequence[Fit]) -> list[str]:
-    """Return each thing that the card lacks, with the recipes that need it."""
-    labels_of: dict[str, list[str]] = {}
-    for fit in fits:
-        if fit.lack:
-            labels_of.setdefault(fit.lack, []).append(fit.label)
-    return [f"Cannot run: {', '.join(labels)}: {lack}" for lack, labels in labels_of.items()]
 
 
 def _needs(resolved: Resolved, prediction: Prediction, gpu: Card) -> dict[str, Need]:

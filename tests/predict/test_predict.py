@@ -122,7 +122,7 @@ def test_a_prediction_against_a_card(times, wanted):
     size = int(times * 24 * GIB) - beside
     found = verdict.judge(asked("ddp"), prediction(size / GIB, least=size), card)
     assert found.verdict == wanted and found.fits == (wanted == "fits")
-    assert found.need_bytes == size + beside and found.fits == (found.room_bytes >= 0)
+    assert found.need_bytes == size + beside and found.fits == (found.most_bytes <= 24 * GIB)
     assert found.most_bytes == int((1 + SHARE) * found.need_bytes)
     assert found.margin_bytes == 24 * GIB - found.need_bytes
 

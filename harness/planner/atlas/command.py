@@ -10,7 +10,6 @@ import itertools
 import json
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from rich.text import Text
@@ -92,8 +91,7 @@ def atlas(options: argparse.Namespace) -> int:
                 words = ["--model", model, "--gpus", str(gpus), what, card]
                 asked = asked_for(parser.parse_args(words))
                 asking = Asking(asked, jobs, Predictions(console), recorded=options.recorded)
-                cells = cells_of(model, card, asking)
-                lines += [cell.texts for cell in cells if cell.fit or not options.recorded]
+                lines += cells_of(words, asking)
             if len(lines) > before:
                 with atomic_file(file) as stream:
                     stream.write(page(lines))
@@ -116,46 +114,6 @@ HEADS = ("Model", "Training", "GPUs", "Card", "Has GiB", "Sample", "Fits", "Reci
 WORD = {"fits": "yes", "tight": "tight", "host": "host", "no": "no"}
 MOST = 10
 """Recipes that the page shows of a cell."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Cell:
-    """The answer of a plan for one training, or what needs the least; ``rivals``: other fits.
-    ``fit`` is None if no recipe could be predicted, for ``reason``."""
-
-    model: str
-    training: str
-    gpus: int
-    card: str
-    card_bytes: int
-    fit: Fit | None
-    reason: str
-    rivals: Sequence[Fit]
-
-    @property
-    def command(self) -> str:
-        """The command that plans the cell's recipe."""
-        option = "--gpu-memory" if self.card[0].isdigit() else "--gpu"
-        text = f"{RUN} plan --model {self.model} --gpus {self.gpus} {option} {self.card}"
-        return text + (f" --recipes {self.fit.label}" if self.fit else "")
-
-    @property
-    def texts(self) -> list[str]:
-        """The cell's text for each of ``HEADS``."""
-        first = [self.model, self.training, str(self.gpus), self.card, gib(self.card_bytes)]
-        if self.fit is None:
-            blank = [""] * (len(HEADS) - 11)
-            return [*first, "", "not predicted", self.reason, *blank, self.command, "", ""]
-        fit, kinds = self.fit, category_words(self.fit)
-        times = second_words(fit.seconds) if fit.seconds else ["", "", ""]
-        speed = rate_in_words(fit) if fit.seconds else ""
-        need = [sample_name(fit.resolved), WORD[fit.verdict], fit.label]
-        need += [gib(fit.need_bytes), gib(fit.spread_bytes)]
-        host = [gib(fit.host_bytes), gib(fit.host_memory)]
-        shown = sorted((one for one in self.rivals if one is not fit), key=order)[: MOST - 1]
-        recipes = "; ".join(map(recipe_words, (fit, *shown)))
-        commands = [self.command, export_command(fit), recipes]
-        return [*first, *need, *kinds, *host, *times, speed, *commands]
 
 
 def category_words(fit: Fit) -> list[str]:
@@ -181,26 +139,39 @@ def recipe_words(fit: Fit) -> str:
     return " ".join([*found, *category_words(fit)])
 
 
-def cells_of(model: str, card: str, asking: Asking) -> list[Cell]:
-    """Return the cell of each training that the plan of ``asking`` answers."""
+def cells_of(words: Sequence[str], asking: Asking) -> list[list[str]]:
+    """Return a cell for each training: the texts of ``HEADS``.
+    It has the answer of the plan ``words``, or what needs the least. Where no recipe could be
+    predicted it has the reason, or is left out if only recorded predictions count."""
     every, proofs, _ = asking.answer(others=False)
     answers = {one.adapters: one.best for one in proofs}
+    plan, has = f"{RUN} plan {' '.join(words)}", gib(asking.asked.gpu.memory_bytes)
+    _, model, _, gpus, _, card = words
     cells = []
     for frozen, training in TRAININGS.items():
         fits = [fit for fit in every if adapts(fit.resolved) == frozen]
         best = answers.get(frozen) or verdict.fastest(fits) or verdict.nearest(fits)
-        reason = next((fit.lack or fit.prediction.reason for fit in fits), "no recipe")
-        cells.append(Cell(
-            model=model,
-            training=training,
-            gpus=asking.asked.processes,
-            card=card,
-            card_bytes=asking.asked.gpu.memory_bytes,
-            fit=best,
-            reason="" if best else reason,
-            rivals=[fit for fit in fits if fit.need_bytes is not None],
-        ))  # fmt: skip
+        first = [model, training, gpus, card, has]
+        if best is not None:
+            rivals = [fit for fit in fits if fit.need_bytes is not None and fit is not best]
+            some = [best, *sorted(rivals, key=order)[: MOST - 1]]
+            commands = [f"{plan} --recipes {best.label}", export_command(best)]
+            recipes = "; ".join(map(recipe_words, some))
+            cells.append([*first, *figures(best), *commands, recipes])
+        elif not asking.recorded:
+            why = next((fit.lack or fit.prediction.reason for fit in fits), "no recipe")
+            blank = [""] * (len(HEADS) - 11)
+            cells.append([*first, "", "not predicted", why, *blank, plan, "", ""])
     return cells
+
+
+def figures(fit: Fit) -> list[str]:
+    """Return a cell's texts between its card and its commands."""
+    need = [gib(fit.need_bytes), gib(fit.spread_bytes), *category_words(fit)]
+    host = [gib(fit.host_bytes), gib(fit.host_memory)]
+    times = second_words(fit.seconds) if fit.seconds else ["", "", ""]
+    speed = rate_in_words(fit) if fit.seconds else ""
+    return [sample_name(fit.resolved), WORD[fit.verdict], fit.label, *need, *host, *times, speed]
 
 
 # ---- page ----

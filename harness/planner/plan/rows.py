@@ -73,14 +73,13 @@ def plan(
     asking = Asking(asked, pool.default_jobs(), Predictions(Console(quiet=True)))
     fits, proofs, _ = asking.answer(others=False)
     demand(fits, asked.resolved, asked.gpu)
-    best = [one.best for one in proofs] if proofs else [verdict.fastest(fits)]
-    rows = sorted(fits, key=lambda fit: (not any(fit is one for one in best), *order(fit)))
+    best = {id(fit) for fit in ([one.best for one in proofs] or [verdict.fastest(fits)])}
     found = [
         PlanRow(
             recipe=fit.label,
             verdict=fit.verdict,
             why=fit.lack or fit.prediction.reason,
-            answer=any(fit is one for one in best),
+            answer=id(fit) in best,
             need_bytes=fit.need_bytes,
             need_low_bytes=fit.low_bytes,
             need_high_bytes=fit.most_bytes,
@@ -88,6 +87,6 @@ def plan(
             step_seconds=fit.seconds.total if fit.seconds else None,
             samples_per_second=fit.samples_per_second,
         )
-        for fit in rows
+        for fit in sorted(fits, key=lambda fit: (id(fit) not in best, *order(fit)))
     ]
     return found + [PlanRow(recipe=name, verdict="cannot", why=why) for name, why in asked.refused]

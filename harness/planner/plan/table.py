@@ -300,9 +300,9 @@ def _of_each(told: Iterable[tuple[str, str]]) -> list[str]:
 
 def unpredicted(fits: Sequence[Fit]) -> list[str]:
     """Return a line for each reason why rows cannot run on the card or were not predicted."""
+    lacking = [f"Cannot run: {one}" for one in _of_each((f.label, f.lack) for f in fits if f.lack)]
     failed = [fit for fit in fits if not fit.lack and fit.prediction.method != "trace"]
-    lines = (f"Not predicted: {fit.label}: {fit.prediction.reason}" for fit in failed)
-    return [*verdict.lacking(fits), *lines]
+    return lacking + [f"Not predicted: {fit.label}: {fit.prediction.reason}" for fit in failed]
 
 
 def _large(fits: Sequence[Fit]) -> str:
