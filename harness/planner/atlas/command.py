@@ -29,7 +29,6 @@ from harness.planner.plan.table import SHOWN, by_category, order
 from harness.planner.plan.tracing import Asking
 from harness.planner.search import sample_name
 from harness.planner.speed.rates import ISSUE
-from harness.planner.speed.roofline import Seconds
 from harness.planner.verdict import Fit
 from harness.report.figures.units import GIB
 from harness.subjects.library import families
@@ -106,37 +105,28 @@ def atlas(options: argparse.Namespace) -> int:
 
 TRAININGS = {True: "LoRA", False: "all weights"}
 """Whether some of the model's weights are frozen -> kind of training."""
-HEADS = ("Model", "Training", "GPUs", "Card", "Has GiB", "Sample", "Fits", "Recipe", "Needs GiB",
-         "Needs +-", *SHOWN, "Host GiB", "Host has", "Step s", "From s", "To s", "Speed",
-         "Command", "Export", "Recipes")  # fmt: skip
-"""Fields of a cell; those of ``SHOWN`` are GiB by category at the peak.
+HEADS = ("Model", "Training", "GPUs", "Card", "Has GiB", "Sample", "Fits", "Recipe", "Host has",
+         "Speed", "Command", "Export", "Recipes")  # fmt: skip
+"""Fields of a cell.
 ``Recipes``: the predicted recipes that are shown, as ``recipe_words``, the answer first."""
 WORD = {"fits": "yes", "tight": "tight", "host": "host", "no": "no"}
 MOST = 10
 """Recipes that the page shows of a cell."""
 
 
-def category_words(fit: Fit) -> list[str]:
-    """Return the GiB of each category of ``SHOWN`` at the peak; ``-`` if it is unknown."""
-    return [gib(by_category(fit).get(head)) for head in SHOWN]
-
-
-def second_words(found: Seconds) -> list[str]:
-    """Return the seconds of a step and the two ends of their range."""
-    return [f"{one:.2f}" for one in (found.total, found.low, found.high)]
-
-
 def recipe_words(fit: Fit) -> str:
     """Return a recipe's figures as words.
     First its name and the verdict by the GPU's memory alone. Then GiB of a GPU and their range, GiB
-    of the host and their upper end, and seconds of a step and their range. Last GiB by category."""
+    of the host and their upper end, and seconds of a step and their range. Last GiB of each
+    category of ``SHOWN`` at the peak."""
     low = min(fit.need_bytes - fit.spread_bytes, fit.least_bytes)
     on_gpu = verdict.decide(low, fit.most_bytes, fit.gpu.memory_bytes)
     most = math.ceil(10 * (fit.host_most or 0) / GIB) / 10  # never told lower than it is
-    times = second_words(fit.seconds) if fit.seconds else ["-", "-", "-"]
+    took = fit.seconds
+    times = [f"{s:.2f}" for s in (took.total, took.low, took.high)] if took else ["-"] * 3
     host = ["-", "-"] if fit.host_bytes is None else [gib(fit.host_bytes), f"{most:.1f}"]
     found = [fit.label, WORD[on_gpu], gib(fit.need_bytes), gib(fit.spread_bytes), *host, *times]
-    return " ".join([*found, *category_words(fit)])
+    return " ".join([*found, *(gib(by_category(fit).get(head)) for head in SHOWN)])
 
 
 def cells_of(words: Sequence[str], asking: Asking) -> list[list[str]]:
@@ -155,23 +145,14 @@ def cells_of(words: Sequence[str], asking: Asking) -> list[list[str]]:
         if best is not None:
             rivals = [fit for fit in fits if fit.need_bytes is not None and fit is not best]
             some = [best, *sorted(rivals, key=order)[: MOST - 1]]
-            commands = [f"{plan} --recipes {best.label}", export_command(best)]
-            recipes = "; ".join(map(recipe_words, some))
-            cells.append([*first, *figures(best), *commands, recipes])
+            speed = rate_in_words(best) if best.seconds else ""
+            told = [sample_name(best.resolved), WORD[best.verdict], best.label]
+            told += [gib(best.host_memory), speed, f"{plan} --recipes {best.label}"]
+            cells.append([*first, *told, export_command(best), "; ".join(map(recipe_words, some))])
         elif not asking.recorded:
             why = next((fit.lack or fit.prediction.reason for fit in fits), "no recipe")
-            blank = [""] * (len(HEADS) - 11)
-            cells.append([*first, "", "not predicted", why, *blank, plan, "", ""])
+            cells.append([*first, "", "not predicted", why, "", "", plan, "", ""])
     return cells
-
-
-def figures(fit: Fit) -> list[str]:
-    """Return a cell's texts between its card and its commands."""
-    need = [gib(fit.need_bytes), gib(fit.spread_bytes), *category_words(fit)]
-    host = [gib(fit.host_bytes), gib(fit.host_memory)]
-    times = second_words(fit.seconds) if fit.seconds else ["", "", ""]
-    speed = rate_in_words(fit) if fit.seconds else ""
-    return [sample_name(fit.resolved), WORD[fit.verdict], fit.label, *need, *host, *times, speed]
 
 
 # ---- page ----

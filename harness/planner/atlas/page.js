@@ -3,10 +3,8 @@
 const { heads, lines, plain, numbers, words, figures, verdicts } =
   JSON.parse(document.getElementById('data').text);
 const SHOWN = 100, ANSWERS = 4;
-const given = lines.map(line => Object.fromEntries(heads.map((head, i) => [head, line[i]])));
 const selects = [...document.querySelectorAll('select')];
 const at = id => document.getElementById(id);
-let cells = given, chosen = given, shown = SHOWN, sorted = '', down = false;
 
 function make(tag, given = {}, ...inside) {
   const node = Object.assign(document.createElement(tag), given);
@@ -27,6 +25,21 @@ const recipes = cell => cell.Recipes.split('; ').filter(Boolean).map(text => {
   one.kinds = Object.fromEntries(Object.keys(words).map((head, i) => [head, all[figures.length + i]]));
   return one;
 });
+
+// The figures of a cell, which are those of its recipe; empty for none.
+const figuresOf = one => Object.fromEntries([
+  ...Object.keys(words).map(head => [head, one ? one.kinds[head] : '']),
+  ...Object.entries({ 'Needs GiB': 'need', 'Needs +-': 'spread', 'Host GiB': 'host' })
+    .map(([head, name]) => [head, one ? one[name] : '']),
+  ...Object.entries({ 'Step s': 'step', 'From s': 'stepLow', 'To s': 'stepHigh' })
+    .map(([head, name]) => [head, one && one[name] !== '-' ? one[name] : '']),
+]);
+
+const given = lines.map(line => {
+  const cell = Object.fromEntries(heads.map((head, i) => [head, line[i]]));
+  return { ...cell, ...figuresOf(recipes(cell)[0]) };
+});
+let cells = given, chosen = given, shown = SHOWN, sorted = '', down = false;
 
 // The rule of the planner: the host counts only if the GPU's memory may suffice.
 function verdict(one, host) {
@@ -60,11 +73,9 @@ function hosted(cell, host) {
   const one = pick(all, host, number(cell['Has GiB']));
   const own = one.recipe === cell.Recipe;
   const more = ` --host-memory ${host}GiB`;
-  const times = one.step === '-' ? ['', '', ''] : [one.step, one.stepLow, one.stepHigh];
   return {
-    ...cell, ...one.kinds, Recipe: one.recipe, Fits: verdict(one, host), 'Needs GiB': one.need,
-    'Needs +-': one.spread, 'Host GiB': one.host, 'Host has': String(host), 'Step s': times[0],
-    'From s': times[1], 'To s': times[2], Speed: own ? cell.Speed : '',
+    ...cell, ...figuresOf(one), Recipe: one.recipe, Fits: verdict(one, host),
+    'Host has': String(host), Speed: own ? cell.Speed : '',
     Command: cell.Command.replace(/ --recipes .*/, '') + more,
     Export: cell.Export && cell.Export.replace(cell.Recipe, one.recipe) + more,
   };
