@@ -9,49 +9,35 @@ from typing import Any
 
 from strategies.activations.runners import MeasuredBlocks
 
-# ---- segmentation ----
+NESTED = 0
+"""Length of parts that lie in each other: one of all blocks, within it one of all but the last, and
+so on. Only one input is kept, and O(L^2) blocks run."""
 
 
-Split = Callable[[int, int], tuple[list[int], int]]
-"""(blocks, level) -> (size of each checkpointed part, number of blocks left to run directly)."""
-
-
-def segments(length: int) -> Split:
-    """Return a split into parts of ``length`` blocks: O(L / length) inputs kept."""
-
-    def split(blocks: int, level: int) -> tuple[list[int], int]:
-        if level:
-            return [], blocks
-        return [min(length, blocks - first) for first in range(0, blocks, length)], 0
-
-    return split
-
-
-def prefixes(blocks: int, level: int) -> tuple[list[int], int]:
-    """Split off the last block at each level: only the input kept, O(L^2) blocks run."""
-    if not level:
-        return [blocks], 0
-    return ([blocks - 1] if blocks > 1 else []), 1
+def part_sizes(blocks: int, length: int) -> list[int]:
+    """Return the sizes of the parts of ``length`` blocks that so many blocks have."""
+    step = length or blocks
+    return [min(step, blocks - first) for first in range(0, blocks, step)]
 
 
 class Recompute(MeasuredBlocks):
     """Block runner that recomputes parts of the blocks in backward, and counts the runs.
 
-    ``chosen``: the recomputed blocks, if not all are. ``products``: the outputs that ``policy``
-    made torch keep in the first forward.
+    ``length``: blocks of a part, or ``NESTED``. ``chosen``: the recomputed blocks, if not all are.
+    ``products``: the outputs that ``policy`` made torch keep in the first forward.
     """
 
     def __init__(
         self,
         inner: Any,
-        split: Split,
+        length: int,
         policy: Any = None,
         *,
         random: bool = False,
         chosen: Sequence[Any] | None = None,
     ) -> None:
         super().__init__(inner)
-        self.split, self.blocks_run, self.parts_run, self.products = split, 0, 0, 0
+        self.length, self.blocks_run, self.parts_run, self.products = length, 0, 0, 0
         self.chosen = None if chosen is None else frozenset(map(id, chosen))
         # Blocks without random numbers need no generator state.
         self.options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": random}
@@ -63,54 +49,43 @@ class Recompute(MeasuredBlocks):
         return self.chosen is None or id(block) in self.chosen
 
     def run(self, blocks: Any, *given: Any, **named: Any) -> Any:
-        first = 0
         for again, alike in itertools.groupby(blocks, self.recomputes):
-            some = blocks[first : first + len([*alike])]
-            first += len(some)
-            if again:
-                sizes = self.split(len(some), 0)[0]
-                self.parts_run += len(sizes)
-                out = self._parts(some, sizes, 1, given, named)
-            else:
-                self.passing = True
-                out = self._counted(some, given, named)
-                self.passing = False
-            given = (out, *given[1:])
+            count = len([*alike])
+            sizes = part_sizes(count, self.length) if again else [count]
+            self.parts_run += len(sizes) * again
+            self.passing = not again
+            for size in sizes:
+                one = self.part if again else self._counted
+                given = (one(blocks[:size], *given, **named), *given[1:])
+                blocks = blocks[size:]
+            self.passing = False
         return given[0]
 
-    def _counted(self, blocks: Any, given: Any, named: Any) -> Any:
+    def _counted(self, blocks: Any, *given: Any, **named: Any) -> Any:
         import torch
 
         if not torch.compiler.is_compiling():
             self.blocks_run += len(blocks)
         return self.inner(blocks, *given, **named)
 
-    def _parts(self, blocks: Any, sizes: list[int], level: int, given: Any, named: Any) -> Any:
-        """Run parts of these sizes, each under a checkpoint, from one output to the next."""
-        for size in sizes:
-            given = (self.part(blocks[:size], level, *given, **named), *given[1:])
-            blocks = blocks[size:]
-        return given[0]
-
-    def part(self, blocks: Any, level: int, *given: Any, **named: Any) -> Any:
+    def part(self, blocks: Any, *given: Any, **named: Any) -> Any:
         """Run some blocks under one checkpoint; autograd's hooks see only positional inputs."""
         from torch.utils.checkpoint import checkpoint
 
         count, names = len(given), tuple(named)
 
-        def by_place(blocks: Any, level: int, *values: Any) -> Any:
+        def by_place(blocks: Any, *values: Any) -> Any:
             named = dict(zip(names, values[count:], strict=True))
-            return self._inside(blocks, level, *values[:count], **named)
+            return self._inside(blocks, *values[:count], **named)
 
         run = by_place if names else self._inside
-        return checkpoint(run, blocks, level, *given, *named.values(), **self.options)
+        return checkpoint(run, blocks, *given, *named.values(), **self.options)
 
-    def _inside(self, blocks: Any, level: int, *given: Any, **named: Any) -> Any:
-        sizes, left = self.split(len(blocks), level)
-        if sizes:
-            given = (self._parts(blocks, sizes, level + 1, given, named), *given[1:])
-            blocks = blocks[sum(sizes) :]
-        return self._counted(blocks, given, named) if left else given[0]
+    def _inside(self, blocks: Any, *given: Any, **named: Any) -> Any:
+        if self.length == NESTED and len(blocks) > 1:
+            given = (self.part(blocks[:-1], *given, **named), *given[1:])
+            blocks = blocks[-1:]
+        return self._counted(blocks, *given, **named)
 
     def compile_within(self, compiler: Callable[[Any], Any], blocks: Sequence[Any]) -> None:
         """Compile the forward of each recomputed block with its checkpoint inside.

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from strategies.activations.block_parts import Recompute, Split, keep_products, prefixes, segments
+from strategies.activations.block_parts import NESTED, Recompute, keep_products, part_sizes
 from strategies.activations.runners import run_singly, runner_of, surround
 from strategies.base import Slot, demand
 from strategies.engine import RunContext, TrainingRun
@@ -129,7 +129,7 @@ class Checkpoint(Strategy):
         if self.spread == "on":
             return [(1, 0) if index in chosen else (0, 0) for index in range(depth)]
         count = len(chosen)
-        sizes, _ = self._split(depth)(count, 0)
+        sizes = part_sizes(count, self._length(depth))
         parts = [(size, place) for size in sizes for place in range(size)]
         return [*parts, *[(0, 0)] * (depth - count)]
 
@@ -139,12 +139,12 @@ class Checkpoint(Strategy):
         if self.part != "block":
             run_singly(module, parts_of(blocks, self.part), RUNNER)
             inner = getattr(module, RUNNER)
-            setattr(module, RUNNER, Recompute(inner, segments(1), random=subject.random_blocks))
+            setattr(module, RUNNER, Recompute(inner, 1, random=subject.random_blocks))
             return
-        split, indices = self._split(len(blocks)), self._chosen(len(blocks))
+        length, indices = self._length(len(blocks)), self._chosen(len(blocks))
         chosen = None if self.share == 1 else [blocks[index] for index in indices]
         more: dict[str, Any] = {"random": subject.random_blocks, "chosen": chosen}
-        surround(module, subject, lambda inner: Recompute(inner, split, policy, **more))
+        surround(module, subject, lambda inner: Recompute(inner, length, policy, **more))
 
     def _chosen(self, depth: int) -> range | list[int]:
         """Return the indices of the recomputed blocks."""
@@ -153,10 +153,11 @@ class Checkpoint(Strategy):
         count = max(1, math.ceil(self.share * depth - 1e-6))
         return [int(number / self.share + 1e-6) for number in range(count)]
 
-    def _split(self, depth: int) -> Split:
+    def _length(self, depth: int) -> int:
+        """Return the number of blocks of a part."""
         if self.keep == "nothing":
-            return prefixes
-        return segments(round(math.sqrt(depth)) if self.every == "sqrt" else int(self.every))
+            return NESTED
+        return round(math.sqrt(depth)) if self.every == "sqrt" else int(self.every)
 
     def evidence(self, run: TrainingRun) -> dict[str, Any]:
         """Return the parts, the bytes kept for backward and the forward runs of each block.
@@ -165,7 +166,7 @@ class Checkpoint(Strategy):
         """
         runner, blocks = runner_of(run.module, Recompute), run.blocks()
         wanted = [blocks[index] for index in self._chosen(len(blocks))]
-        split = self._split(len(blocks)) if self.part == "block" else segments(1)
+        length = self._length(len(blocks)) if self.part == "block" else 1
         if self.part != "block":
             runner = getattr(run.module, RUNNER, None)
             blocks = wanted = parts_of(blocks, self.part)
@@ -176,14 +177,14 @@ class Checkpoint(Strategy):
         chosen = {*map(id, found)} == {*map(id, wanted)} and {*map(id, ran)} == {*map(id, blocks)}
         text = f"{len(found)} of {len(ran)} blocks are recomputed, expected {len(wanted)}"
         demand(chosen, f"{text} of {len(blocks)}, or others")
-        nested = runner.split is prefixes
-        demand(nested == (self.keep == "nothing"), "the blocks are split in another way")
-        return self._counted(run, runner, split, len(blocks))
+        text = f"parts have {runner.length} blocks, expected {length} ({NESTED}: nested)"
+        demand(runner.length == length, text)
+        return self._counted(run, runner, len(blocks))
 
-    def _counted(self, run: TrainingRun, runner: Any, split: Split, depth: int) -> Any:
-        """Return the facts of a run in which ``runner`` recomputed blocks by ``split``."""
+    def _counted(self, run: TrainingRun, runner: Any, depth: int) -> Any:
+        """Return the facts of a run in which ``runner`` recomputed blocks."""
         numbers = [sum(map(runner.recomputes, blocks)) for blocks, _ in runner.calls]
-        parts = [len(split(number, 0)[0]) if number else 0 for number in numbers]
+        parts = [len(part_sizes(n, runner.length)) if n else 0 for n in numbers]
         ran = runner.parts_run / run.micro_steps
         demand(ran == sum(parts), f"{ran} parts ran in each micro-batch, expected {sum(parts)}")
         wider = 1 + ("doubles_tokens" in run.launch.traits)

@@ -16,7 +16,7 @@ import torch
 from strategies import CATALOG
 from strategies.activations import attend as kernels
 from strategies.activations.attend import Attend
-from strategies.activations.block_parts import Recompute, segments
+from strategies.activations.block_parts import Recompute
 from strategies.activations.checkpoint import RUNNER, Checkpoint, parts_of
 from strategies.activations.compile import Compile
 from strategies.activations.offload_activations import Host, OffloadActivations
@@ -112,9 +112,9 @@ LOST: Table = {
 COMPILE = Compile.edit_model
 
 
-def recompute_as(split, **how):
+def recompute_as(length, **how):
     def edit(self, module, subject):
-        module.run_blocks = Recompute(module.run_blocks, split, **how)
+        module.run_blocks = Recompute(module.run_blocks, length, **how)
 
     return edit
 
@@ -122,19 +122,19 @@ def recompute_as(split, **how):
 def recompute_first_half(self, module, subject):
     blocks = subject.blocks(module)
     first = blocks[: len(blocks) // 2]
-    module.run_blocks = Recompute(module.run_blocks, segments(1), chosen=first)
+    module.run_blocks = Recompute(module.run_blocks, 1, chosen=first)
 
 
 class Pretending(Recompute):
     """Counts its parts and recomputes nothing."""
 
-    def part(self, blocks, level, *given):
-        return self._inside(blocks, level, *given)
+    def part(self, blocks, *given):
+        return self._inside(blocks, *given)
 
 
 def pretend(kind):
     def edit(self, module, subject):
-        module.run_blocks = kind(module.run_blocks, segments(1))
+        module.run_blocks = kind(module.run_blocks, 1)
 
     return edit
 
@@ -144,7 +144,7 @@ def parts_by(kind, first=0):
 
     def edit(self, module, subject):
         run_singly(module, parts_of(subject.blocks(module)[first:], "ffn"), RUNNER)
-        setattr(module, RUNNER, kind(getattr(module, RUNNER), segments(1)))
+        setattr(module, RUNNER, kind(getattr(module, RUNNER), 1))
 
     return edit
 
@@ -182,8 +182,8 @@ def one_in_four(self, module, subject):
 
 def flash_when_asked(q, k, v):
     """What one forward after training would be shown, and what training does instead."""
-    attend = kernels.naive if torch.is_grad_enabled() else kernels.forced("FLASH_ATTENTION")
-    return attend(q, k, v)
+    flash = torch.nn.functional.scaled_dot_product_attention
+    return (kernels.naive if torch.is_grad_enabled() else flash)(q, k, v)
 
 
 LOST |= {
@@ -192,19 +192,19 @@ LOST |= {
     ),
     "checkpoint edits nothing": ("single+checkpoint", Checkpoint, "edit_model", nothing),
     "one segment, not one a block": (
-        "single+checkpoint", Checkpoint, "edit_model", recompute_as(segments(4)),
+        "single+checkpoint", Checkpoint, "edit_model", recompute_as(4),
     ),
     "parts counted, not recomputed": (
         "single+checkpoint", Checkpoint, "edit_model", pretend(Pretending),
     ),
     "one segment, not prefixes": (
-        "single+checkpoint:keep=nothing", Checkpoint, "edit_model", recompute_as(segments(4)),
+        "single+checkpoint:keep=nothing", Checkpoint, "edit_model", recompute_as(4),
     ),
     "the first half, not every second block": (
         "single+checkpoint:share=0.5,spread=on", Checkpoint, "edit_model", recompute_first_half,
     ),
     "products recomputed as well": (
-        "single+checkpoint:keep=products", Checkpoint, "edit_model", recompute_as(segments(1)),
+        "single+checkpoint:keep=products", Checkpoint, "edit_model", recompute_as(1),
     ),
     "FFNs of three blocks of four": (
         "single+checkpoint:part=ffn", Checkpoint, "edit_model", parts_by(Recompute, 1),
