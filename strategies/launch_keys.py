@@ -56,6 +56,12 @@ def _near(name: str, known: Iterable[str]) -> str:
     return f"; {hint}" if hint.startswith("did you mean") else ""
 
 
+def block_of(content: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """Return a block of settings; empty if it is none."""
+    block = content.get(name)
+    return block if isinstance(block, dict) else {}
+
+
 # ---- DeepSpeed ----
 
 
@@ -88,8 +94,8 @@ def check_deepspeed(config: Mapping[str, Any], processes: int | None = None) -> 
 
 def _check_groups(config: Mapping[str, Any], processes: int | None, faults: list[str]) -> None:
     """Refuse groups of hpZ that do not divide the processes; larger ones are those of all."""
-    zero = config.get("zero_optimization")
-    if not isinstance(zero, dict) or zero.get("stage") != 3 or not processes:
+    zero = block_of(config, "zero_optimization")
+    if zero.get("stage") != 3 or not processes:
         return
     size = int(as_number(zero.get("zero_hpz_partition_size", 1), integer=True) or 1)
     if size > 0 and processes % min(size, processes):
@@ -171,34 +177,27 @@ def as_number(value: Any, *, integer: bool) -> int | float | None:
 
 def enabled(config: Mapping[str, Any], name: str) -> bool:
     """Return whether a block of the JSON is on."""
-    block = config.get(name)
-    return isinstance(block, dict) and truth(block.get("enabled")) is True
+    return truth(block_of(config, name).get("enabled")) is True
 
 
 def _check_rules(config: Mapping[str, Any], faults: list[str]) -> None:
     """Check what DeepSpeed asserts of several keys (0.19.8, runtime/config.py)."""
-    zero = config.get("zero_optimization")
-    zero = zero if isinstance(zero, dict) else {}
+    zero = block_of(config, "zero_optimization")
     stage = as_number(zero.get("stage", 0), integer=True)
     half = {name for name in ("bf16", "fp16") if enabled(config, name)}
     half |= {"bf16"} if enabled(config, "bfloat16") else set()
     if len(half) > 1:
         faults.append("bf16 and fp16 are both on; keep one of them")
-    offload = zero.get("offload_optimizer")
-    offload = offload if isinstance(offload, dict) else {}
-    ratio = as_number(offload.get("ratio", 1), integer=False)
+    ratio = as_number(block_of(zero, "offload_optimizer").get("ratio", 1), integer=False)
     if ratio is not None and ratio < 1 and stage != 3:
         faults.append(f"offload_optimizer.ratio is {ratio:g}: only stage 3 offloads a part")
     for block, key in (("bf16", "bf16_master_weights_and_grads"), ("bf16", "bf16_optimizer_states"),
                        ("fp16", "fp16_master_weights_and_grads")):  # fmt: skip
-        inner = config.get(block)
-        if isinstance(inner, dict) and truth(inner.get(key)) and not stage:
+        if truth(block_of(config, block).get(key)) and not stage:
             faults.append(f"{block}.{key} needs ZeRO of stage 1, 2 or 3")
-    inner = config.get("bf16")
-    if (
-        isinstance(inner, dict)
-        and truth(inner.get("bf16_optimizer_states"))
-        and not truth(inner.get("bf16_master_weights_and_grads"))
+    bf16 = block_of(config, "bf16")
+    if truth(bf16.get("bf16_optimizer_states")) and not truth(
+        bf16.get("bf16_master_weights_and_grads")
     ):
         faults.append("bf16.bf16_optimizer_states needs bf16.bf16_master_weights_and_grads")
     if stage == 3 and str(config.get("gradient_allreduce_op")).lower() == "sum":
@@ -302,8 +301,8 @@ def _among(value: Any, choices: list[Any]) -> bool:
 
 
 def _check_beside(content: Mapping[str, Any], faults: list[str]) -> None:
-    block = content.get("deepspeed_config")
-    if not isinstance(block, dict) or not block.get("deepspeed_config_file"):
+    block = block_of(content, "deepspeed_config")
+    if not block.get("deepspeed_config_file"):
         return
     twice = [f"deepspeed_config.{name}" for name in block if name in BESIDE]
     twice += ["mixed_precision"] if content.get("mixed_precision") is not None else []
@@ -316,9 +315,9 @@ def _check_beside(content: Mapping[str, Any], faults: list[str]) -> None:
 
 def _check_fsdp(content: Mapping[str, Any], faults: list[str]) -> None:
     """Check FSDP's rules (accelerate 1.15, utils/dataclasses.py and utils/launch.py)."""
-    block = content.get("fsdp_config")
-    if not isinstance(block, dict) or content.get("distributed_type") != "FSDP":
+    if content.get("distributed_type") != "FSDP":
         return
+    block = block_of(content, "fsdp_config")
     own = {keyed("fsdp_config", str(name)): value for name, value in block.items()}
     version = as_number(own.get("fsdp_version", 1), integer=True)
     if version not in (1, 2):

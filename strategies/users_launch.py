@@ -23,6 +23,7 @@ from strategies.launch_keys import (
     BATCH,
     Checked,
     as_number,
+    block_of,
     check_accelerate,
     check_deepspeed,
     keyed,
@@ -51,11 +52,11 @@ def read(path: Path, processes: int | None = None) -> tuple[LaunchFile, list[str
     content, config = _data(path), None
     if "zero_optimization" in content:
         content, config = {"distributed_type": ZERO, BLOCK: {BESIDE: str(path)}}, content
-    elif isinstance(content.get(BLOCK), dict) and content[BLOCK].get(BESIDE):
-        config = _deepspeed_json(path, content[BLOCK][BESIDE])
+    elif name := block_of(content, BLOCK).get(BESIDE):
+        config = _deepspeed_json(path, name)
     count = as_number(content.get("num_processes"), integer=True)
     sure = processes or (int(count) if count and count > 0 else None)
-    return launch_file_of(path, content, config, sure), checks(content, config, sure).passed
+    return launch_file_of(path, content, config, sure)
 
 
 def _data(path: Path) -> dict[str, Any]:
@@ -82,13 +83,14 @@ def launch_file_of(
     content: Mapping[str, Any],
     config: Mapping[str, Any] | None,
     processes: int | None = None,
-) -> LaunchFile:
-    """Return the launch file of accelerate's settings and a DeepSpeed JSON.
+) -> tuple[LaunchFile, list[str]]:
+    """Return the launch file of accelerate's settings and a DeepSpeed JSON, and the keys that their
+    libraries pass over.
 
     Raises:
         LaunchFileError: a library refuses them; has all faults.
     """
-    checked = checks(content, config, processes)
+    checked = _checks(content, config, processes)
     if checked.faults:
         raise LaunchFileError(f"{path}: {'; '.join(checked.faults)}")
     kind, plain = kind_of(content), dict(copy.deepcopy(content))
@@ -99,9 +101,10 @@ def launch_file_of(
     if "fsdp_config" in plain:
         plain["fsdp_config"] = fsdp_of(plain)
     title = f"launch file {path.name}"
-    return LaunchFile(
+    file = LaunchFile(
         path=path, kind=kind, title=title, content=plain, settings=settings, own=False
     )
+    return file, checked.passed
 
 
 def kind_of(content: Mapping[str, Any]) -> str:
@@ -110,7 +113,7 @@ def kind_of(content: Mapping[str, Any]) -> str:
     return "NO" if kind is False else str(kind)
 
 
-def checks(
+def _checks(
     content: Mapping[str, Any], config: Mapping[str, Any] | None, processes: int | None
 ) -> Checked:
     """Check both files; ``processes`` is None if their number is unknown."""
@@ -157,9 +160,8 @@ def settings_of(content: Mapping[str, Any], config: Mapping[str, Any] | None) ->
     """Return a DeepSpeed JSON with plain values by their present names; without one, what
     accelerate makes of its own keys."""
     made = copy.deepcopy(dict(config)) if config is not None else _of_keys(content)
-    zero = made.get("zero_optimization")
     fields = table()["deepspeed"]["models"]["zero_optimization"]
-    zero = _plain(zero if isinstance(zero, dict) else {}, fields)
+    zero = _plain(block_of(made, "zero_optimization"), fields)
     for older, name in {"cpu_offload": OFFLOADS[0], "cpu_offload_param": OFFLOADS[1]}.items():
         if zero.pop(older, None):
             zero.setdefault(name, {"device": "cpu"})

@@ -99,11 +99,10 @@ def launch_of(found: Sequence[Found], processes: int | None = None) -> Launch:
         made.assumed.append(f"{gpus}: no file names a number; give --gpus N")
     sure = given or (made.processes if config is not None else None)
     content.setdefault("num_processes", made.processes)
-    checked = users_launch.checks(content, config, sure)
-    for text in checked.passed:
+    file, passed = users_launch.launch_file_of(path, content, config, sure)
+    for text in passed:
         what, _, why = text.partition(": ")
         made.left(what, why, "none")
-    file = users_launch.launch_file_of(path, content, config, sure)
     _read(file, config, made)
     _name(content, config, file, made)
     return made

@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from strategies.base import Sizes
 from strategies.recipe import ABSENT
+from strategies.users_launch import FORCE, OFFLOADS
 
 if TYPE_CHECKING:
     from strategies.engine import Workload
 
 
-OPTIMIZER = "offload_optimizer"
-FORCE = "zero_force_ds_cpu_optimizer"
 NOT_HERE = {
     ("zero_optimization", "mics_shard_size"): "mics",
     ("zero_optimization", "zero_quantized_nontrainable_weights"): "quantized_nontrainable_weights",
@@ -30,7 +29,7 @@ NOT_HERE = {
 def fault(config: Mapping[str, Any]) -> str | None:
     """Return why no run can start with this DeepSpeed config, and the remedy; None if it can."""
     zero = config["zero_optimization"]
-    offload = zero.get(OPTIMIZER) or {}
+    offload = zero.get(OFFLOADS[0]) or {}
     asked = {name for (block, key), name in NOT_HERE.items() if (config.get(block) or {}).get(key)}
     asked |= {"superoffload"} if offload.get("super_offload") else set()
     asked |= {"zero3_offload_partial"} if float(offload.get("ratio", 1.0)) < 1 else set()
@@ -106,9 +105,6 @@ def swap_block_bytes(tensor: int, processes: int) -> int:
 
 # ---- resolved JSON ----
 # The planner exports a config by the same functions.
-
-
-OFFLOADS = ("offload_optimizer", "offload_param")
 
 
 def settle(config: dict[str, Any], work: Workload, processes: int, device: str) -> None:

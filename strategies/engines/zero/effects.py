@@ -76,7 +76,7 @@ def evidence(run: TrainingRun) -> dict[str, Any]:
     demand(ds.skipped_steps == 0, f"DeepSpeed skipped {ds.skipped_steps} steps")
     facts: dict[str, Any] = {"stage": stage, **_shares(run)}
     seen = run.observed
-    if seen is not None and isinstance(seen.engine, Effects):
+    if isinstance(seen.engine, Effects):
         facts |= _gathered(run, seen.engine) if stage == 3 else {}
         facts |= _wire(run) | _gradients(run, seen.engine)
     facts |= _placed(run)

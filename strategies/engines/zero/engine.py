@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from strategies.initial import Draw
 
 
-BLOCK_OF = {"optimizer": "offload_optimizer", "parameters": "offload_param"}
+BLOCK_OF = dict(zip(("optimizer", "parameters"), ds_config.OFFLOADS, strict=True))
 """Tensors that can be offloaded -> their block of the JSON."""
 
 
