@@ -11,7 +11,7 @@ MOST = 4
 
 class AsyncHostCopy:
     """Copier of tensors to host memory on a ``stream`` of its own (None: the device has none), with
-    at most ``most`` in flight: then the compute stream waits for the oldest copy.
+    at most ``MOST`` in flight: then the compute stream waits for the oldest copy.
 
     ``Tensor.record_stream`` would hold each tensor until its copy ends by the device's clock, while
     the host runs ahead and allocates (torch 2.13, c10/cuda, CUDACachingAllocator.cpp,
@@ -19,8 +19,8 @@ class AsyncHostCopy:
     which has no streams, holds the same.
     """
 
-    def __init__(self, stream: Any, most: int = MOST) -> None:
-        self.stream, self.most = stream, most
+    def __init__(self, stream: Any) -> None:
+        self.stream = stream
         self.held: deque[tuple[Any, Any]] = deque()
 
     def copy(self, source: Any, target: Any) -> None:
@@ -35,7 +35,7 @@ class AsyncHostCopy:
             return
         copied = None if self.stream is None else self.stream.record_event()
         self.held.append((source.detach(), copied))
-        self.let_go(self.most)
+        self.let_go(MOST)
 
     def let_go(self, keep: int = 0) -> None:
         """Release all but the last ``keep`` tensors; later computation waits for the copies of

@@ -403,9 +403,9 @@ class TrainingRun:
     model inside. ``optimizer_steps`` of the whole training, ``resumed_steps`` of an earlier process
     and ``micro_steps`` of this one are the loop's own counts. In sampling a step is a batch of
     samples, a micro step a model call. ``ops``: every operator of one traced step, and ``observed``
-    the record of a watched one; a training run has neither. ``gradient_norm``: set by a part that
-    frees gradients early; returns the global norm of the last backward. ``supervise``: set by a
-    part that adds to the true loss: takes the per-sample loss as a function of a prediction
+    the record of a watched one; both are empty in a training run. ``gradient_norm``: set by a part
+    that frees gradients early; returns the global norm of the last backward. ``supervise``: set by
+    a part that adds to the true loss: takes the per-sample loss as a function of a prediction
     function, that function, and a micro-batch's conditions; returns the scalar to differentiate.
     """
 
@@ -422,7 +422,7 @@ class TrainingRun:
     gradient_norm: Callable[[], Any] | None = None
     supervise: Callable[[Callable[[Any], Any], Any, Mapping[str, Any]], Any] | None = None
     ops: set[str] = field(default_factory=set)
-    observed: Observed = None  # type: ignore[assignment]  # evidence is read after a watched step
+    observed: Observed = field(default_factory=Observed)
 
     def loss(self, batch: Any) -> torch.Tensor:
         """Return the scalar loss of a micro-batch (``harness.data.feed.Batch``)."""

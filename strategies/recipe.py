@@ -86,8 +86,7 @@ class Recipe:
     @property
     def tensor(self) -> int:
         """Number of ranks that split the same weights."""
-        part: Any = self.in_slot(Slot.TENSOR)
-        return part.ranks if part else 1
+        return getattr(self.in_slot(Slot.TENSOR), "ranks", 1)
 
     @property
     def together(self) -> int:

@@ -6,7 +6,7 @@ and listed in milliseconds, and on a machine without torch.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -42,13 +42,12 @@ class Strategy:
     idle: ClassVar[str] = ""
     """Reason and remedy for the other workload, if the slot's own reason does not apply."""
 
-    plainest: ClassVar[str] = ""
-    """Text with the fewest parameters, if the name alone is refused."""
-
     values: ClassVar[Mapping[str, Iterable[str]]] = {}
     """Parameter -> its possible values."""
     least: ClassVar[Mapping[str, int]] = {}
     """Parameter -> the least of its whole numbers; its default may be another."""
+    ranges: ClassVar[Mapping[str, tuple[Callable[[Any], bool], str]]] = {}
+    """Parameter -> test of a value, and words for those that pass."""
 
     def __post_init__(self) -> None:
         for name, allowed in self.values.items():
@@ -58,6 +57,9 @@ class Strategy:
             value, usual = getattr(self, name), getattr(type(self), name)
             if value != usual and (not isinstance(value, int) or value < least):
                 raise ValueError(f"{name} is {value!r}; a whole number from {least}")
+        for name, (fits, words) in self.ranges.items():
+            if not fits(value := getattr(self, name)):
+                raise ValueError(f"{name} is {value!r}; {words}")
 
     def out_of_place(self, launch: RunContext) -> str | None:
         """Return why it makes no sense in this workload, with the remedy; None if it does."""
@@ -122,7 +124,7 @@ class Strategy:
 
     def note(self, run: TrainingRun) -> Any | None:
         """Return the value of this part's ``observe``; None if no step was observed."""
-        return None if run.observed is None else run.observed.notes.get(self.name)
+        return run.observed.notes.get(self.name)
 
     def evidence(self, run: TrainingRun) -> dict[str, Any]:
         """Return facts read back that show the effect; raise NotInForce if it is missing.

@@ -149,8 +149,7 @@ def _plain_runs(name: str, machine: Machine) -> Iterator[Resolved]:
     kind = CATALOG[name]
     sharding = kind.slot is Slot.SHARD
     workload = TRAIN if sharding or TRAIN in kind.workloads else SAMPLE
-    plainest = kind.plainest or name
-    recipes = [name] if sharding else [f"{company}+{plainest}" for company in COMPANY]
+    recipes = [name] if sharding else [f"{company}+{name}" for company in COMPANY]
     here = len(machine.gpus)
     counts = (here, *(n for n in MORE_GPUS if n > here)) if here else PROCESSES
     subjects = TRAINED if workload == TRAIN else (LATENTS,)

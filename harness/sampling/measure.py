@@ -28,7 +28,6 @@ from harness.worker.audit import collect_evidence
 from harness.worker.loop import Run
 from harness.worker.measure import altered, begin, measured_rank, result_of, traced_steps
 from harness.worker.status import Reporter
-from strategies.evidence.rules import relative_error
 from strategies.evidence.watching import observing
 from strategies.initial import keyed
 
@@ -121,7 +120,8 @@ def audit(run: Drawing, kept: Tensor) -> list[Check]:
         kept: the samples of the last timed batch.
     """
     resolved, spec, accelerator = run.resolved, run.resolved.spec, run.accelerator
-    apart = relative_error(run.drawn.double(), kept.double())
+    wanted = kept.double()
+    apart = float((run.drawn.double() - wanted).norm() / wanted.norm().clamp_min(1e-30))
     gradients = [p for p in run.module.parameters() if p.requires_grad or p.grad is not None]
     halves = 1 if spec.scale == 1 else 2  # guidance: with conditions, and without
     asked_calls = {str(halves * spec.global_batch): resolved.evaluations}

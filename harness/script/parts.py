@@ -144,7 +144,7 @@ class ScriptAttend(Attend):
 
     def evidence(self, run: TrainingRun) -> dict[str, Any]:
         seen = run.observed
-        demand(seen is not None and bool(seen.ran), "no step was recorded")
+        demand(bool(seen.ran), "no step was recorded")
         ran = [r.name for r in seen.ran if r.phase == "forward"]
         calls = {name: sum(ran_by(name, op) for op in ran) for name in KERNELS}
         others = {k: n for k, n in calls.items() if n and k != self.kernel}

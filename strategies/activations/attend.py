@@ -38,20 +38,8 @@ def only(backend: str) -> Any:
     return sdpa_kernel(SDPBackend.__members__[backend])
 
 
-def forced(backend: str) -> Any:
-    """Return torch's attention restricted to one backend."""
-    from torch.nn.functional import scaled_dot_product_attention
-
-    def attend(q_BNTK: Any, k_BNTK: Any, v_BNTK: Any) -> Any:
-        with only(backend):
-            return scaled_dot_product_attention(q_BNTK, k_BNTK, v_BNTK)
-
-    return attend
-
-
 class ByKernel:
-    """Block runner that restricts torch's attention to one backend, for models whose attention
-    function cannot be replaced."""
+    """Block runner that restricts torch's attention to one backend."""
 
     def __init__(self, inner: Any, backend: str) -> None:
         self.inner, self.backend = inner, backend
@@ -126,17 +114,15 @@ class Attend(Strategy):
         return lack or super().refuses(launch)
 
     def edit_model(self, module: Any, subject: Subject) -> None:
-        backend: Any = KERNELS[self.kernel]
-        if "attend" not in subject.parts:
+        if backend := KERNELS[self.kernel]:
             surround(module, subject, lambda inner: ByKernel(inner, backend))
             return
+        chosen: Any = naive
         if self.kernel == "flex":
             import torch
             from torch.nn.attention.flex_attention import flex_attention
 
             chosen = torch.compile(flex_attention)
-        else:
-            chosen = naive if self.kernel == "naive" else forced(backend)
         for attention in attentions(module):
             attention.attend = chosen
 
@@ -146,7 +132,7 @@ class Attend(Strategy):
         own = "attend" in subject.parts
         least = len(attentions(run.module) if own else subject.survey.attention)
         demand(least > 0, "the model does not call torch's attention")
-        if seen is None or not seen.ran:  # a training run, or compiled blocks
+        if not seen.ran:  # a training run, or compiled blocks
             ran = states.operations(run)
         else:
             ran = [r for r in seen.ran if r.phase == "forward"]

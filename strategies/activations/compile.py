@@ -137,6 +137,7 @@ class Compile(Strategy):
         "backend": ("inductor", "aot_eager"),
         "mode": (DEFAULT, "reduce-overhead"),
     }
+    ranges: ClassVar[dict[str, Any]] = {"budget": (lambda v: 0 <= v <= 1, "a share from 0 to 1")}
 
     scope: str = "block"
     backend: str = "inductor"
@@ -145,8 +146,6 @@ class Compile(Strategy):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 <= self.budget <= 1:
-            raise ValueError(f"budget is {self.budget}; a share from 0 to 1")
         if self.budget < 1 and self.scope == "model":
             raise ValueError(f"budget is {self.budget}; it goes by block: leave scope=model out")
         if self.records and (self.scope, self.backend) != ("block", "inductor"):

@@ -80,7 +80,7 @@ class Cast(Strategy):
         rounding = sum(layer.dynamic for layer in layers)
         text = f"{rounding} of {len(layers)} layers multiply in int8"
         demand(rounding == self.dynamic * len(layers), text)
-        if seen is None or not seen.ran:  # a training run, or compiled blocks
+        if not seen.ran:  # a training run, or compiled blocks
             return facts
         if self.dynamic:
             ran = sum(op.name == INT8_PRODUCT for op in seen.ran) / seen.micro_steps

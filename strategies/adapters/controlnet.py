@@ -28,12 +28,9 @@ class ControlNet(Partial):
         "Zhang et al. 2023 (arXiv:2302.05543); on a DiT: Chen et al. 2024 (arXiv:2401.05252)"
     )
     reads_weights: ClassVar[bool] = True
+    ranges: ClassVar[dict[str, Any]] = {"share": (lambda v: 0 < v <= 1, "above 0, to 1")}
 
     share: float = 0.5
-
-    def __post_init__(self) -> None:
-        if not 0 < self.share <= 1:
-            raise ValueError(f"share is {self.share!r}; above 0, to 1")
 
     def traits(self) -> frozenset[str]:
         return frozenset({"frozen_weights", "doubles_tokens", "other_products"})

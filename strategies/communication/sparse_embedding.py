@@ -54,7 +54,7 @@ class SparseEmbedding(Strategy):
         demand(there, "the label table has no gradient, or a dense one")
         size = {"gradient_bytes": rows.bytes, "dense_bytes": rows.table.nbytes}
         launch, seen = run.launch, run.observed
-        if launch.processes == 1 or launch.simulated or seen is None or not seen.sent:
+        if launch.processes == 1 or launch.simulated or not seen.sent:
             return {"rows": rows.rows, **size}
         sent = (s for s in seen.sent if s.phase == "backward" and s.dtype == "int64")
         places = sum(s.bytes for s in sent)

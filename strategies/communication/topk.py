@@ -79,12 +79,11 @@ class TopK(OnTheWire):
 
     name: ClassVar[str] = "topk"
     source: ClassVar[str] = "Lin et al. 2018, Deep Gradient Compression (arXiv:1712.01887)"
+    ranges: ClassVar[dict[str, Any]] = {
+        "keep": (lambda v: 0 < v <= 0.5, "above 0, to 0.5 (each carries its place)")
+    }
 
     keep: float = 0.01
-
-    def __post_init__(self) -> None:
-        if not 0 < self.keep <= 0.5:
-            raise ValueError(f"keep is {self.keep!r}; above 0, to 0.5 (each carries its place)")
 
     def attach(self, run: TrainingRun) -> TopKHook:
         return TopKHook(run, self.keep)

@@ -41,6 +41,10 @@ class Distill(Strategy):
     idle: ClassVar[str] = "it trains a student; give the trained student by --model and --weights"
     values: ClassVar[dict[str, Any]] = {"store": ("fp32", "bf16")}
     least: ClassVar[dict[str, int]] = {"depth": 1, "width": 1, "heads": 1}
+    ranges: ClassVar[dict[str, Any]] = {
+        "weight": (lambda v: 0 <= v <= 1, "it lies in [0, 1]"),
+        "feature": (lambda v: 0 <= v < float("inf"), "from 0"),
+    }
 
     teacher: str = ""
     depth: int = 0
@@ -52,10 +56,6 @@ class Distill(Strategy):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 <= self.weight <= 1:
-            raise ValueError(f"weight is {self.weight}; it lies in [0, 1]")
-        if not 0 <= self.feature < float("inf"):
-            raise ValueError(f"feature is {self.feature}; from 0")
         if not self.weight and not self.feature:
             raise ValueError(
                 "weight and feature are 0, so the teacher is not used; give one above 0"
@@ -78,7 +78,7 @@ class Distill(Strategy):
         Raises:
             BadInput: there is no such file, or no such model.
         """
-        return files.sized(student, self.teacher, self.depth, self.width, self.heads, times=2)
+        return files.sized(student, self.teacher, self.depth, self.width, self.heads)
 
     def refuses(self, launch: RunContext) -> str | None:
         if fault := super().refuses(launch):

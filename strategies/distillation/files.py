@@ -59,11 +59,9 @@ def shapes(name: str) -> dict[str, tuple[int, ...]]:
         raise BadInput(f"{name} is no file of safetensors ({error}); train it anew") from None
 
 
-def sized(
-    model: Subject, name: str, depth: int, width: int, heads: int, *, times: int = 1
-) -> Subject:
-    """Return ``model`` in the given size, else in that of the file ``name``, else with ``times``
-    its blocks.
+def sized(model: Subject, name: str, depth: int, width: int, heads: int) -> Subject:
+    """Return ``model`` in the given size, else in that of the file ``name``, else with twice its
+    blocks.
 
     Raises:
         BadInput: there is no such file or size, or the sizes differ.
@@ -72,7 +70,7 @@ def sized(
     for word, asked, has in zip(("depth", "width"), (depth, width), found, strict=True):
         if asked and has and asked != has:
             raise BadInput(f"{word} is {asked}, and {name} has {has}; leave {word} out")
-    usual = 0 if any(found) else times * model.depth
+    usual = 0 if any(found) else 2 * model.depth
     return model.sized(depth or found[0] or usual, width or found[1], heads)
 
 

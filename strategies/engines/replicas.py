@@ -80,7 +80,7 @@ class Replicas(Engine):
         Strategies that replace these collectives report their own.
         """
         own = {"edits_gradients", "sparse_gradients"} & run.launch.traits
-        if own or run.observed is None or not run.observed.ran:
+        if own or not run.observed.ran:
             return {}
         averages = [s for s in run.observed.sent if s.collective.startswith("allreduce")]
         among = run.model.process_group.group_name

@@ -9,14 +9,7 @@ from strategies.base import NotInForce, demand
 from strategies.evidence.readings import stored
 
 if TYPE_CHECKING:
-    import torch
-
     from strategies.engine import TrainingRun
-
-
-def relative_error(found: torch.Tensor, wanted: torch.Tensor) -> float:
-    """Return the norm of the difference relative to the norm of ``wanted``."""
-    return float((found.double() - wanted).norm() / wanted.norm().clamp_min(1e-30))
 
 
 # ---- settings among facts ----
@@ -65,9 +58,11 @@ def worded(facts: Mapping[str, Any]) -> dict[str, Any]:
 
 UNREAD = (AttributeError, KeyError, IndexError)
 """Errors from reading a library's objects whose attributes have other names now."""
+Look = Callable[["TrainingRun"], dict[str, Any]]
+"""Function that checks some facts of a run, and returns them."""
 
 
-def together(run: TrainingRun, *looks: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+def together(run: TrainingRun, *looks: Look) -> dict[str, Any]:
     """Return the facts of all ``looks``; after each, the ranks exchange their faults.
 
     A look that communicates does so before it demands anything of its own rank.
@@ -80,7 +75,7 @@ def together(run: TrainingRun, *looks: Callable[[], dict[str, Any]]) -> dict[str
     for look in looks:
         fault = ""
         try:
-            facts |= look()
+            facts |= look(run)
         except NotInForce as error:
             fault = str(error)
         except UNREAD as error:
@@ -112,7 +107,7 @@ def copies(run: TrainingRun, group: Any = None) -> dict[str, float]:
     return {"replica_spread": spread}
 
 
-def seen_by_one(run: TrainingRun, look: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+def seen_by_one(run: TrainingRun, look: Look) -> dict[str, Any]:
     """Return the facts of one look that only some ranks have: those of the first such rank."""
     found = together(run, look)
     return next((facts for facts in _everyone(run, found) if facts), {})

@@ -18,13 +18,7 @@ if TYPE_CHECKING:
     from strategies.inventory import Shard
 
 
-def agree(run: TrainingRun, **wanted: Any) -> None:
-    """Demand these settings in every group of the optimizer."""
-    for group in run.inner_optimizer.param_groups:
-        agree_in(group, wanted)
-
-
-def agree_in(group: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+def agree(group: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
     """Demand these settings in one parameter group; numbers may be tensors there."""
     for key, value in wanted.items():
         actual = group.get(key)
@@ -192,7 +186,7 @@ def stored_dtypes(run: TrainingRun) -> dict[str, str]:
 def products(run: TrainingRun) -> dict[str, Any]:
     """Return the matrix products of forward and backward of the watched step, counted by type;
     empty if no step was watched."""
-    if run.observed is None or not run.observed.ran:
+    if not run.observed.ran:
         return {}
     return {"products": dict(run.observed.products("forward", "backward"))}
 
@@ -205,13 +199,13 @@ PIECE = 8 * PERIOD
 """Bytes of a weight that are summed at a time: whole periods, so that places repeat."""
 
 
-def count(parameters: Iterable[Any], engine: Engine | None = None) -> int:
+def count(parameters: Iterable[Any], engine: Engine) -> int:
     """Return the elements of whole parameters, also if ``engine`` sharded them or two share a
     byte."""
     elements = 0
     for p in parameters:
         packed = getattr(p, "quant_state", None)
-        whole = packed if packed is not None else engine.part(p) if engine else p
+        whole = packed if packed is not None else engine.part(p)
         elements += whole.shape.numel()
     return elements
 

@@ -56,7 +56,7 @@ class CrossEntropy(Strategy):
         return getattr(functions, self.kind)
 
     def evidence(self, run: TrainingRun) -> dict[str, Any]:
-        return seen_by_one(run, lambda: self._shown(run))
+        return seen_by_one(run, self._shown)
 
     def _shown(self, run: TrainingRun) -> dict[str, Any]:
         """Return the vocabulary, and the most logits that were in memory at once."""
@@ -66,7 +66,7 @@ class CrossEntropy(Strategy):
         ours = layer.cross_entropy is self._function()
         demand(ours, f"another function than kind={self.kind} computes the loss")
         facts = {"vocabulary": layer.out_features}
-        if seen is None or not seen.ran:  # a training run, or compiled blocks
+        if not seen.ran:  # a training run, or compiled blocks
             return facts
         # Only a loss runs this operator; products as wide as the vocabulary may be of any layer.
         softmax = [r.shapes[0] for r in seen.ran if r.name == "aten::_log_softmax"]

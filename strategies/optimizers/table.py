@@ -34,8 +34,7 @@ class Entry:
     """One optimizer.
 
     ``kind``: "module:Class". ``about``: docstring; its first sentence is its line in the list.
-    ``fields``: parameters and their defaults; ``values``, ``least``: see ``Strategy``. ``ranges``:
-    parameter -> (test, words of its range).
+    ``fields``: parameters and their defaults; ``values``, ``least``, ``ranges``: see ``Strategy``.
     ``written``: value of the parameter ``write`` -> another class. ``exact``: it computes AdamW.
     ``block``: elements that share a scale; only tensors of whole blocks have such moments.
     ``compiled``: it is torchao's, which compiles its step.
@@ -65,13 +64,6 @@ class Optimizer(Strategy):
 
     slot: ClassVar[Slot] = Slot.OPTIMIZE
     entry: ClassVar[Entry]
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name, (fits, words) in self.entry.ranges.items():
-            value = getattr(self, name)
-            if not fits(value):
-                raise ValueError(f"{name} is {value!r}; {words}")
 
     def traits(self) -> frozenset[str]:
         random = getattr(self, "write", "") == "stochastic"
@@ -104,7 +96,8 @@ class Optimizer(Strategy):
         optimizer, wanted = run.inner_optimizer, self.kind(run.launch)
         found = f"{type(optimizer).__module__}.{type(optimizer).__name__}"
         demand(isinstance(optimizer, load(wanted)), f"the optimizer is {found}, expected {wanted}")
-        states.agree(run, **self.given(run.settings, run.launch))
+        for group in optimizer.param_groups:
+            states.agree(group, self.given(run.settings, run.launch))
         facts = {"class": type(optimizer).__name__, "steps": states.steps(run)}
         if run.launch.traits & {"swapped_weights", "host_optimizer"}:
             return facts  # its state is in files, or in the engine's own pieces
@@ -299,7 +292,7 @@ class Muon(Optimizer):
         for group in optimizer.param_groups:
             own = group["part"] == "muon"
             given = self.entry.given(self, run.settings) if own else run.settings.adam
-            states.agree_in(group, given)
+            states.agree(group, given)
         inner = [p for block in run.blocks() for p in block.parameters()]
         wanted = [p for p in inner if p.requires_grad and p.ndim == 2]
         alone = all(set(optimizer.state[p]) == {"momentum_buffer", "step"} for p in wanted)
@@ -492,9 +485,9 @@ TABLE: dict[str, Entry] = {
 def optimizer_kind(name: str) -> type[Optimizer]:
     """Return the strategy of the table's entry ``name``."""
     entry, base = TABLE[name], globals()[TABLE[name].base]
-    members = {"name": name, "entry": entry, "__doc__": entry.about, "source": entry.source}
-    members |= {"needs": entry.needs, "values": entry.values, "least": entry.least}
-    members["__module__"] = __name__
+    same = ("source", "needs", "values", "least", "ranges")
+    members: dict[str, Any] = {key: getattr(entry, key) for key in same}
+    members |= {"name": name, "entry": entry, "__doc__": entry.about, "__module__": __name__}
     if not entry.exact:
         members["alters"] = ("update",)
     given = [(n, type(value), field(default=value)) for n, value in entry.fields.items()]

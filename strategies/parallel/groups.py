@@ -24,6 +24,19 @@ def group_of(count: int, stride: int, ranks: int) -> Any:
     return dist.new_subgroups_by_enumeration([[*range(f, f + span, stride)] for f in firsts])[0]
 
 
+def from_two(ranks: Any) -> bool:
+    """Return whether a parameter is a number of ranks that share something."""
+    return isinstance(ranks, int) and ranks >= 2
+
+
+def undealt(part: Any, what: str, divided: int) -> str:
+    """Return why ``part`` (sp or tp) cannot deal ``what`` to its ranks, whose number must divide
+    ``divided``, with the remedy."""
+    fitting = [str(n) for n in range(2, divided + 1) if divided % n == 0]
+    way = f"take ranks of {' or '.join(fitting)}" if fitting else f"leave {part.name} out"
+    return f"{what} cannot be dealt to {part.ranks} ranks; {way}"
+
+
 def uneven(launch: RunContext) -> str | None:
     """Return why the ranks do not divide into the groups of ``sp`` and ``tp``; None if they do."""
     layout, count = launch.layout, launch.processes

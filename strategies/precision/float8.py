@@ -58,7 +58,7 @@ def gathered(run: TrainingRun) -> dict[str, Any]:
     wanted = len(run.subject.linears)
     demand(len(ours) >= wanted, f"{len(ours)} of {wanted} weights are gathered in float8")
     seen = run.observed
-    demand(seen is not None and bool(seen.ran), "no step was watched")
+    demand(bool(seen.ran), "no step was watched")
     sent = [s for s in seen.sent if s.phase == "forward" and "allgather" in s.collective]
     found = sum(s.bytes for s in sent) / seen.micro_steps
     codes = sum(p._sharded_param_data.numel() for p in ours)

@@ -26,19 +26,35 @@ def typed(run: TrainingRun, compute: str, parameters: str, master: str = "") -> 
     return types
 
 
+class Precision(Strategy):
+    """Base of all: ``mixed`` is accelerate's mixed precision; ``stored`` the type to which weights
+    are cast, empty if they stay as the engine keeps them."""
+
+    slot: ClassVar[Slot] = Slot.PRECISION
+    workloads: ClassVar[tuple[str, ...]] = BOTH
+    mixed: ClassVar[str] = "no"
+    stored: ClassVar[str] = ""
+
+    def accelerator_kwargs(self, launch: RunContext) -> dict[str, Any]:
+        return {"mixed_precision": self.mixed}
+
+    def edit_model(self, module: Any, subject: Subject) -> None:
+        import torch
+
+        from strategies import initial
+
+        if self.stored:
+            initial.cast(module, getattr(torch, self.stored))
+
+
 @dataclass(frozen=True, kw_only=True)
-class Fp32(Strategy):
+class Fp32(Precision):
     """Everything in float32, matrix products included."""
 
     name: ClassVar[str] = "fp32"
-    slot: ClassVar[Slot] = Slot.PRECISION
     source: ClassVar[str] = "IEEE 754 single precision; torch.backends.cuda.matmul.allow_tf32 off"
-    workloads: ClassVar[tuple[str, ...]] = BOTH
 
     rounds: ClassVar[bool] = False
-
-    def accelerator_kwargs(self, launch: RunContext) -> dict[str, Any]:
-        return {"mixed_precision": "no"}
 
     def edit_model(self, module: Any, subject: Subject) -> None:
         import torch
@@ -77,7 +93,7 @@ class Tf32(Fp32):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bf16(Strategy):
+class Bf16(Precision):
     """Mixed precision in bfloat16, in the engine's own form.
 
     Under ddp and single it is autocast over float32 weights. Under DeepSpeed it is bfloat16 weights
@@ -86,22 +102,18 @@ class Bf16(Strategy):
     """
 
     name: ClassVar[str] = "bf16"
-    slot: ClassVar[Slot] = Slot.PRECISION
     alters: ClassVar[tuple[str, ...]] = ("rounding",)
     unit: ClassVar[float] = 2**-8
     source: ClassVar[str] = "Micikevicius et al. 2018 (arXiv:1710.03740); Kalamkar et al. 2019"
-    workloads: ClassVar[tuple[str, ...]] = BOTH
     needs: ClassVar[tuple[str, ...]] = ("bf16",)
 
+    mixed: ClassVar[str] = "bf16"
     half: ClassVar[str] = "bfloat16"
     own_layers: ClassVar[bool] = False
     """It replaces layers, and checks their products itself."""
 
     def traits(self) -> frozenset[str]:
         return frozenset({"half_compute"})
-
-    def accelerator_kwargs(self, launch: RunContext) -> dict[str, Any]:
-        return {"mixed_precision": "bf16"}
 
     def evidence(self, run: TrainingRun) -> dict[str, Any]:
         traits = run.launch.traits
@@ -141,12 +153,15 @@ class Fp16(Bf16):
     )
     needs: ClassVar[tuple[str, ...]] = ("fp16",)
 
+    ranges: ClassVar[dict[str, Any]] = {
+        "scale": (
+            lambda v: isinstance(v, int) and v >= 2 and not v & (v - 1),
+            "a power of two from 2, as 65536",
+        )
+    }
+
     half: ClassVar[str] = "float16"
     scale: int = 65536
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.scale, int) or self.scale < 2 or self.scale & (self.scale - 1):
-            raise ValueError(f"scale is {self.scale!r}; a power of two from 2, as 65536")
 
     def traits(self) -> frozenset[str]:
         return frozenset({"half_compute", "scales_gradients"})
@@ -164,14 +179,13 @@ class Fp16(Bf16):
         facts, scale = super().evidence(run), run.engine.report(run).loss_scale
         demand(scale is not None and scale > 1, f"the loss scale is {scale}, expected above 1")
         facts = {**facts, "loss_scale": scale}
-        seen = run.observed.ran if run.observed else []
         # An engine's own loss scaling unscales by plain products, which are no evidence.
-        unscaled = any(UNSCALED in ran.name for ran in seen)
+        unscaled = any(UNSCALED in ran.name for ran in run.observed.ran)
         return facts if unscaled else label(facts, "loss_scale")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fp16Pure(Strategy):
+class Fp16Pure(Precision):
     """Weights and activations in float16.
 
     float16 has 10 bits of mantissa (bfloat16 has 7), and its largest number is 65504. It is for
@@ -179,24 +193,14 @@ class Fp16Pure(Strategy):
     """
 
     name: ClassVar[str] = "fp16_pure"
-    slot: ClassVar[Slot] = Slot.PRECISION
     alters: ClassVar[tuple[str, ...]] = ("rounding",)
     unit: ClassVar[float] = 2**-11
     source: ClassVar[str] = "IEEE 754 half precision; torch_dtype=float16 of diffusers' pipelines"
     workloads: ClassVar[tuple[str, ...]] = (SAMPLE,)
+    stored: ClassVar[str] = "float16"
 
     def traits(self) -> frozenset[str]:
         return frozenset({"half_compute"})
-
-    def accelerator_kwargs(self, launch: RunContext) -> dict[str, Any]:
-        return {"mixed_precision": "no"}
-
-    def edit_model(self, module: Any, subject: Subject) -> None:
-        import torch
-
-        from strategies import initial
-
-        initial.cast(module, torch.float16)
 
     def evidence(self, run: TrainingRun) -> dict[str, Any]:
         return {**typed(run, "float16", "float16"), **products(run)}
@@ -236,6 +240,7 @@ class Bf16Pure(Bf16):
     name: ClassVar[str] = "bf16_pure"
     alters: ClassVar[tuple[str, ...]] = ("rounding", "update")
     source: ClassVar[str] = "Zamirai et al. 2020, Revisiting BFloat16 Training (arXiv:2010.06192)"
+    stored: ClassVar[str] = "bfloat16"
 
     autocast: bool = False
 
@@ -258,13 +263,6 @@ class Bf16Pure(Bf16):
     def configure(self, accelerator: Any, module: Any, launch: RunContext) -> None:
         if self._keeps_bf16(launch):
             launch.engine.sixteen_bits(accelerator, master=False)
-
-    def edit_model(self, module: Any, subject: Subject) -> None:
-        import torch
-
-        from strategies import initial
-
-        initial.cast(module, torch.bfloat16)
 
     def evidence(self, run: TrainingRun) -> dict[str, Any]:
         adapters = "float32" if "float_adapters" in run.launch.traits else "bfloat16"

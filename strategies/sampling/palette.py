@@ -25,14 +25,12 @@ class Palette(Stored):
         "palettization"
     )
     least: ClassVar[dict[str, int]] = {"rows": 1}
+    ranges: ClassVar[dict[str, Any]] = {
+        "bits": (lambda v: v in range(2, 9), "a whole number from 2 to 8")
+    }
 
     bits: int = 4
     rows: int = 0
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.bits, int) or not 2 <= self.bits <= 8:
-            raise ValueError(f"bits is {self.bits!r}; a whole number from 2 to 8")
-        super().__post_init__()
 
     def refuses(self, launch: RunContext) -> str | None:
         width = launch.subject.survey.width

@@ -61,11 +61,9 @@ class ByMagnitude(Strategy):
     alters: ClassVar[tuple[str, ...]] = ("forward",)
     reads_weights: ClassVar[bool] = True
 
-    fraction: float = 0.5
+    ranges: ClassVar[dict[str, Any]] = {"fraction": (lambda v: 0 < v < 1, "between 0 and 1")}
 
-    def __post_init__(self) -> None:
-        if not 0 < self.fraction < 1:
-            raise ValueError(f"fraction is {self.fraction!r}; between 0 and 1")
+    fraction: float = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)

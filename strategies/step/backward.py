@@ -107,9 +107,7 @@ class Accumulate(Strategy):
         text = f"accelerate and the engine accumulate {known} and {engine} micro-batches"
         demand({known, engine or known} == {self.steps}, f"{text}, expected {self.steps}")
         # The loop counts micro-batches, the optimizer's state counts its steps.
-        taken: Any = states.counted(run)
-        demand(taken is not None, "the optimizer has no state: it never stepped")
-        ratio = run.micro_steps / (taken - run.resumed_steps)
+        ratio = run.micro_steps / (states.steps(run) - run.resumed_steps)
         text = f"{ratio} micro-batches ran in each optimizer step, expected {self.steps}"
         demand(ratio == self.steps, text)
         return label({"steps": known, "micro_steps_per_optimizer_step": ratio}, "steps")

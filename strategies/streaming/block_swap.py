@@ -55,15 +55,14 @@ class BlockSwap(Strategy):
         "kohya-ss/sd-scripts and musubi-tuner, --blocks_to_swap"
     )
     workloads: ClassVar[tuple[str, ...]] = BOTH
+    ranges: ClassVar[dict[str, Any]] = {
+        "blocks": (
+            lambda v: isinstance(v, int) and v > AT_ONCE,
+            f"a whole number from {AT_ONCE + 1}: {AT_ONCE} of them are on the device at a time",
+        )
+    }
 
     blocks: int = 4
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.blocks, int) or self.blocks <= AT_ONCE:
-            raise ValueError(
-                f"blocks is {self.blocks!r}; a whole number from {AT_ONCE + 1}: {AT_ONCE} of them "
-                "are on the device at a time"
-            )
 
     def traits(self) -> frozenset[str]:
         return frozenset({"streams_weights"})

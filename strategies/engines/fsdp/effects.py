@@ -5,7 +5,6 @@ Settings of torch that no tensor shows are labelled so. Compiled blocks are not 
 
 from __future__ import annotations
 
-import functools
 from collections import Counter
 from typing import Any
 
@@ -18,7 +17,7 @@ from strategies.engine import TrainingRun
 from strategies.engines.fsdp import shard
 from strategies.engines.fsdp.shard import groups, local
 from strategies.evidence.readings import bytes_of
-from strategies.evidence.rules import copies, label, together
+from strategies.evidence.rules import Look, copies, label, together
 
 KINDS = {
     "_allgather_base_": "gather",
@@ -41,15 +40,15 @@ def evidence(run: TrainingRun) -> dict[str, Any]:
         isinstance(model, FSDPModule) and run.accelerator.is_fsdp2,
         f"the model is a {type(model).__name__}, expected one made by fully_shard",
     )
-    looks = [functools.partial(look, run) for look in (weights, state, settings)]
+    looks: list[Look] = [weights, state, settings]
     if run.launch.layout.replicate > 1:
         group = next(model.parameters()).device_mesh.get_group(0)
-        looks.append(functools.partial(copies, run, group=group))
+        looks.append(lambda run: copies(run, group=group))
     found = {"gathered_as": shard.gathered_as(run.module), **together(run, *looks)}
     named = {"parameters_on", "optimizer_on"} if run.launch.device == "cpu" else set()
     # A step of Headroom's loop: a script's may reduce more often.
     own = "own_loop" not in run.launch.traits
-    if own and run.observed is not None and run.observed.ran:
+    if own and run.observed.ran:
         found |= _wire(run)
     else:
         named.add("reshard_after_forward")

@@ -4,7 +4,6 @@ sends."""
 from __future__ import annotations
 
 from collections import Counter
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from strategies.base import demand
@@ -21,12 +20,12 @@ def evidence(run: TrainingRun) -> dict[str, Any]:
     Raises:
         NotInForce: a fact differs from what the recipe asks for.
     """
+    return together(run, _held, _sent, _equal)
 
-    def equal() -> dict[str, float]:
-        ranks = run.model.ranks
-        return copies(run, group=ranks.replicas) if ranks.data > 1 else {}
 
-    return together(run, partial(_held, run), partial(_sent, run), equal)
+def _equal(run: TrainingRun) -> dict[str, float]:
+    ranks = run.model.ranks
+    return copies(run, group=ranks.replicas) if ranks.data > 1 else {}
 
 
 def _held(run: TrainingRun) -> dict[str, Any]:
@@ -57,7 +56,7 @@ def _held(run: TrainingRun) -> dict[str, Any]:
 def _sent(run: TrainingRun) -> dict[str, Any]:
     """Check the bytes sent to other stages: activations of each micro-batch and their gradients, at
     each border of this stage's runs."""
-    if run.observed is None or not run.observed.ran:
+    if not run.observed.ran:
         return {}
     cut, rooms = run.model.cut, run.model.rooms
     borders = sum((n in cut.blocks) + (n + 1 in cut.blocks) for n in range(cut.runs - 1))

@@ -112,18 +112,12 @@ def fill(
     module: nn.Module, draw: Draw, blocks: Sequence[nn.Module], place: tuple[int, int, int], on: Any
 ) -> None:
     """Cut ``module`` to the stage ``place`` (index, count, runs) and set its first values on the
-    device ``on``. All values are drawn in order, so every rank draws the same weights."""
-    index, count, runs = place
-    dealt_to = owners(module, blocks, count, runs)
-    others = {p for name, p in module.named_parameters() if dealt_to[name] != index}
-
-    def valued(p: nn.Parameter) -> nn.Parameter:
-        if p in others and (waiting := initial.pending(p)) is not None:
-            draw(waiting.name, p)
-        return p if p in others else initial.filled(p, draw, on)
-
-    initial.replace(module, valued)
-    cut(module, blocks, index, count, runs)
+    device ``on``."""
+    waits = initial.waits(module)
+    made = cut(module, blocks, *place)
+    for name, p in made.elsewhere.items() if waits else ():
+        draw(name, p)  # every rank hashes all first weights
+    initial.fill(module, draw, on)
     module.to(on)
 
 

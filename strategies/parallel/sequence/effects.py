@@ -3,7 +3,6 @@ the all-to-alls around it."""
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from strategies.base import demand
@@ -22,9 +21,9 @@ def evidence(run: TrainingRun) -> dict[str, Any]:
     Raises:
         NotInForce: a fact differs from what the recipe asks for.
     """
-    if run.observed is None or not run.observed.ran:
+    if not run.observed.ran:
         return {}
-    return together(run, partial(_inside, run), partial(_exchanges, run))
+    return together(run, _inside, _exchanges)
 
 
 def _inside(run: TrainingRun) -> dict[str, Any]:

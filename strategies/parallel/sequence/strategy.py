@@ -3,12 +3,13 @@ import."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from strategies.base import Slot
 from strategies.engine import RunContext, TrainingRun
-from strategies.parallel.groups import uneven
+from strategies.parallel.groups import from_two, undealt, uneven
 from strategies.strategy import Strategy
 from strategies.subject import Subject
 
@@ -29,12 +30,11 @@ class SequenceParallel(Strategy):
     name: ClassVar[str] = "sp"
     slot: ClassVar[Slot] = Slot.SEQUENCE
     source: ClassVar[str] = "Jacobs et al. 2023, DeepSpeed Ulysses (arXiv:2309.14509)"
+    ranges: ClassVar[dict[str, Any]] = {
+        "ranks": (from_two, "so many share a sample, a number from 2")
+    }
 
     ranks: int = 2
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.ranks, int) or self.ranks < 2:
-            raise ValueError(f"ranks is {self.ranks!r}; so many share a sample, a number from 2")
 
     def traits(self) -> frozenset[str]:
         return frozenset({"cut_samples"})
@@ -62,9 +62,7 @@ class SequenceParallel(Strategy):
         heads = subject.survey.widest.heads // launch.tensor
         if heads % self.ranks:
             of = f" on each rank of tp:ranks={launch.tensor}" if launch.tensor > 1 else ""
-            fitting = [str(n) for n in range(2, heads + 1) if heads % n == most % n == 0]
-            way = f"take ranks of {' or '.join(fitting)}" if fitting else "leave sp out"
-            return f"{heads} heads{of} cannot be dealt to {self.ranks} ranks; {way}"
+            return undealt(self, f"{heads} heads{of}", math.gcd(heads, most))
         return None
 
     def edit_model(self, module: Any, subject: Subject) -> None:

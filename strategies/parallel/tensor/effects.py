@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from torch.distributed.tensor import Shard
@@ -10,7 +9,7 @@ from torch.distributed.tensor import Shard
 from strategies.base import demand
 from strategies.engines.fsdp.shard import local
 from strategies.evidence.rules import together
-from strategies.parallel.tensor.parallelize import AXIS, head_norms, plan
+from strategies.parallel.tensor.parallelize import AXIS, Cuts, head_norms, plan
 
 if TYPE_CHECKING:
     from strategies.engine import TrainingRun
@@ -26,17 +25,19 @@ def evidence(run: TrainingRun) -> dict[str, Any]:
     Raises:
         NotInForce: a fact differs from what the recipe asks for.
     """
-    watched = run.observed is not None and run.observed.ran
+    return together(run, _placed, _summed)
+
+
+def _plans(run: TrainingRun) -> list[tuple[Any, Cuts]]:
+    """Return each block with its layers that are cut."""
     blocks = run.blocks()
-    plans = [*zip(blocks, plan(run.module, blocks), strict=True)]
-    looks = (_placed, _summed) if watched else (_placed,)
-    return together(run, *(partial(look, run, plans) for look in looks))
+    return [*zip(blocks, plan(run.module, blocks), strict=True)]
 
 
-def _placed(run: TrainingRun, plans: list[Any]) -> dict[str, Any]:
+def _placed(run: TrainingRun) -> dict[str, Any]:
     """Check each cut weight's placement, and the elements that this rank stores of all."""
     layout, held, total = run.launch.layout, 0, 0
-    for block, cuts in plans:
+    for block, cuts in _plans(run):
         for name, cut in cuts.items():
             weight = block.get_submodule(name).weight
             placed = tuple(getattr(weight, "placements", ()))
@@ -51,10 +52,13 @@ def _placed(run: TrainingRun, plans: list[Any]) -> dict[str, Any]:
     return {"cut_elements": held}
 
 
-def _summed(run: TrainingRun, plans: list[Any]) -> dict[str, Any]:
+def _summed(run: TrainingRun) -> dict[str, Any]:
     """Count the sums among ranks that share weights: at least one in forward for each last layer,
     which a block may call for image and text, and in backward one for its first layers' inputs and
     one a step for the gradient of each norm of a head. Layers that do not train feed nothing."""
+    if not run.observed.ran:
+        return {}
+    plans = _plans(run)
     group = run.accelerator.torch_device_mesh[AXIS].get_group().group_name
     sent = [s.phase for s in run.observed.sent if s.collective == SUM and s.group == group]
     found, micro = {phase: sent.count(phase) for phase in PHASES}, run.observed.micro_steps

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from strategies.base import Slot
 from strategies.engine import RunContext, TrainingRun
-from strategies.parallel.groups import INNER, uneven
+from strategies.parallel.groups import INNER, from_two, undealt, uneven
 from strategies.strategy import Strategy
 from strategies.subject import Subject
 
@@ -32,12 +32,9 @@ class TensorParallel(Strategy):
     source: ClassVar[str] = (
         "Shoeybi et al. 2019, Megatron-LM (arXiv:1909.08053); torch.distributed.tensor.parallel"
     )
+    ranges: ClassVar[dict[str, Any]] = {"ranks": (from_two, "so many share the weights, from 2 on")}
 
     ranks: int = 2
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.ranks, int) or self.ranks < 2:
-            raise ValueError(f"ranks is {self.ranks!r}; so many share the weights, from 2 on")
 
     def traits(self) -> frozenset[str]:
         return frozenset({"cut_weights"})
@@ -63,11 +60,8 @@ class TensorParallel(Strategy):
         counts = [(size.widest.heads, "heads"), (size.inner, INNER)]
         if "tp_plan" in subject.parts:
             counts = [(size.widest.heads, "heads"), *((n, INNER) for n in _pieces(subject))]
-        most = math.gcd(*(number for number, _ in counts))
-        fitting = [str(n) for n in range(2, most + 1) if most % n == 0]
-        way = f"take ranks of {' or '.join(fitting)}" if fitting else "leave tp out"
         odd = next((f"{n} {what}" for n, what in counts if n % self.ranks), None)
-        return odd and f"{odd} cannot be dealt to {self.ranks} ranks; {way}"
+        return odd and undealt(self, odd, math.gcd(*(number for number, _ in counts)))
 
     def evidence(self, run: TrainingRun) -> dict[str, Any]:
         from strategies.parallel.tensor import effects
