@@ -109,15 +109,15 @@ def own(module: Any) -> dict[str, Any]:
 WORD = re.compile(r"(?P<end>first|last)?(?P<low>\d+)(?:-(?P<high>\d+))?")
 
 
-def block_ranges(text: str) -> list[tuple[str, int, int]]:
-    """Return the ranges of ``text``, such as ``0-3/8/last2``: (``first``, ``last`` or "", low,
-    high).
-
-    Both ends of a range belong to it. ``first2`` has low 2 and high 2.
+def block_slices(text: str) -> list[slice]:
+    """Return the slices of a model's blocks that ``text`` names, such as ``0-3/8/last2`` or
+    ``all``. Both ends of a range belong to it.
 
     Raises:
         ValueError: a word of the text is no range; names it.
     """
+    if text == "all":
+        return [slice(0, None)]
     found = []
     for word in text.split("/"):
         match = WORD.fullmatch(word)
@@ -128,26 +128,19 @@ def block_ranges(text: str) -> list[tuple[str, int, int]]:
                 f"blocks is {text!r}, and {word!r} is no range of blocks; give all, numbers and "
                 "ranges from 0 joined by /, as 0-9/12, or first4, last4"
             )
-        found.append((match["end"] or "", low, high))
+        ends = {"first": slice(0, low), "last": slice(-low, None)}
+        found.append(ends.get(match["end"], slice(low, high + 1)))
     return found
 
 
 def chosen_blocks(text: str, depth: int) -> list[int]:
     """Return the indices that ``text`` selects of ``depth`` blocks; those beyond are left out."""
-    if text == "all":
-        return list(range(depth))
-    chosen: set[int] = set()
-    for end, low, high in block_ranges(text):
-        spans = {"first": range(low), "last": range(max(0, depth - low), depth)}
-        chosen.update(spans.get(end, range(low, high + 1)))
-    return sorted(index for index in chosen if index < depth)
+    return sorted({index for some in block_slices(text) for index in range(depth)[some]})
 
 
 def most_blocks(text: str) -> int:
     """Return the number of blocks that a model needs for ``text``; 0 for ``all``."""
-    if text == "all":
-        return 0
-    return max(high if end else high + 1 for end, _, high in block_ranges(text))
+    return max(some.stop or -some.start for some in block_slices(text))
 
 
 # ---- strategy ----
@@ -180,8 +173,7 @@ class Beside(Strategy):
                 f"targets is {self.targets!r}; all, attention, ffn, or names of layers joined by "
                 "/, as to_q/to_v"
             )
-        if self.blocks != "all":
-            block_ranges(self.blocks)
+        block_slices(self.blocks)  # refuses what is none
         if self.reach == "model" and self.blocks != "all":
             raise ValueError(f"reach=model adapts all blocks; leave blocks={self.blocks} out")
 
@@ -242,7 +234,7 @@ class Beside(Strategy):
         subject, targets = launch.subject, self.targets
         if fault := super().refuses(launch):
             return fault
-        if self.blocks != "all" and most_blocks(self.blocks) > subject.depth:
+        if most_blocks(self.blocks) > subject.depth:
             return (
                 f"blocks={self.blocks}, and {subject.name} has {subject.depth} blocks; give "
                 f"numbers from 0 to {subject.depth - 1}, first{subject.depth} or "
