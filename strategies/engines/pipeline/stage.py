@@ -161,7 +161,7 @@ class StageRanks:
 # ---- a step ----
 
 
-class Run(nn.Module):
+class BlockRun(nn.Module):
     """Module of torch's stage: the blocks of one ``run``, for micro-batch ``number``."""
 
     def __init__(self, staged: Staged, run: int) -> None:
@@ -278,7 +278,7 @@ class Staged(nn.Module):
         runs = self.cut.runs
         self.stages = [
             Stage(
-                Run(self, n), n, runs, batches[0].t.device, self.rooms if n else (),
+                BlockRun(self, n), n, runs, batches[0].t.device, self.rooms if n else (),
                 output_args=self.rooms if n < runs - 1 else torch.empty(1, device="meta"),
                 group=self.ranks.pipe,
             )
