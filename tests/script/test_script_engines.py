@@ -12,7 +12,7 @@ from tests.made.script_rows import SCRIPTS, edited, measure
 CLIP = 0.1
 SEEDED = ("--seed", "1", "--max_train_steps", "9")
 WORDS = (*SEEDED, "--max_grad_norm", str(CLIP))
-ENGINES = ("zero2", "zero3", "fsdp2")
+ENGINES = ("zero2_offload", "zero3", "fsdp2")  # an offloaded AdamW stays the script's
 LISTED = ("accumulate(model)", "accumulate([model])")
 CASES = {
     **{name: (name, (), ()) for name in ("ddp", *ENGINES)},

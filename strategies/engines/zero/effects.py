@@ -164,12 +164,11 @@ def _gradients(run: TrainingRun, seen: Effects) -> dict[str, int]:
 
 def _placed(run: TrainingRun) -> dict[str, Any]:
     """Check which class updates the weights, and where masters, swap files and shards are."""
-    ds, facts = run.model, dict[str, Any]()
-    place, kind = run.engine.place("optimizer"), type(run.inner_optimizer).__name__
+    ds, place, kind = run.model, run.engine.place("optimizer"), type(run.inner_optimizer).__name__
     text = f"the optimizer is a {kind}, and its place is {place}"
-    demand((kind == CPU_ADAM) == (place != "device"), text)
-    if place != "device":
-        facts |= {"stepped_by": kind, "optimizer_on": place}
+    if "own_loop" not in run.launch.traits:  # a script has an optimizer of its own
+        demand((kind == CPU_ADAM) == (place != "device"), text)
+    facts: dict[str, Any] = {"stepped_by": kind, "optimizer_on": place} if place != "device" else {}
     if place == "cpu":
         devices = {master.device.type for master in run.optimized()}
         demand(devices == {"cpu"}, f"the optimizer's weights are on {devices}, expected the host")
