@@ -85,14 +85,13 @@ def of(asked: Sequence[str], model: str) -> list[ResidentModel]:
     """
     names: list[str] = []
     for word in asked:
-        kind, _, stored = word.partition(":")
-        own = [f"{name}:{stored}" if stored else name for name in usual_of(model)]
-        if kind == USUAL and not own:
+        own = part_of(model, word) if word.partition(":")[0] == USUAL else [word]
+        if not own:
             raise BadInput(
                 f"also is {word}, but the other models of {model} are not known; name "
                 "one, such as T5-XXL, or give its size, such as 2.5GiB"
             )
-        names += own if kind == USUAL else [word]
+        names += own
     return [named(name) for name in dict.fromkeys(names)]
 
 

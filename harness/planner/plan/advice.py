@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -47,9 +46,8 @@ NOTE = (
 
 
 class Moved(NamedTuple):
-    """A change of one recipe, with its fit; ``head``: the knob, for the first of its moves."""
+    """A change of one recipe, with its fit."""
 
-    head: str
     move: Move
     fit: Fit
 
@@ -67,8 +65,9 @@ def print_advice(
         known = given.need_bytes is not None and row.fit.need_bytes is not None
         return gib(given.need_bytes - row.fit.need_bytes if known else None)
 
+    heads = {row.move.knob: row for row in reversed(moved)}  # the first of each knob has its name
     own = [
-        Column("Knob", lambda row: row.head),
+        Column("Knob", lambda row: row.move.knob * (row is heads[row.move.knob])),
         Column("Moved to", lambda row: row.move.to),
         *of_fit(columns(["", "Needs"], given)),
         Column("Buys", buys, "number"),
@@ -105,7 +104,7 @@ def advice_lines(given: Fit, moved: Sequence[Moved], tried: Sequence[Fit] | None
     return [
         f"{head}, the fastest first:",
         *(f"  {move.knob}: {move.to} ({gib(fit.need_bytes)} GiB, time {time_of(fit, given)})"
-          for _, move, fit in rows[:NAMED]),
+          for move, fit in rows[:NAMED]),
     ]  # fmt: skip
 
 
@@ -225,13 +224,11 @@ def plan_advice(options: argparse.Namespace, asking: Asking, console: Console) -
     moves = edits.moves(row, asking.asked.processes)
     given, *fits = asking.fits([row, *(move.row for move in moves)])
     demand([given], [row], given.gpu)
-    knobs = ["", *(move.knob for move in moves)]
-    heads = [knob * (knob != last) for last, knob in itertools.pairwise(knobs)]
-    moved = list(map(Moved, heads, moves, fits))
+    moved = list(map(Moved, moves, fits))
     tried = asking.instead([given, *fits])
     print_advice(given, moved, advice_lines(given, moved, tried), console, whole=options.notes)
     if options.json:
-        told = [{"knob": move.knob, "to": move.to, **fit_as_json(fit)} for _, move, fit in moved]
+        told = [{"knob": move.knob, "to": move.to, **fit_as_json(fit)} for move, fit in moved]
         others = [fit_as_json(fit) for fit in tried or ()]
         write_answer(options, {"given": fit_as_json(given), "moves": told, "tried": others})
     return OK

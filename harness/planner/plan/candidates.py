@@ -139,8 +139,7 @@ def for_card(recipes: Sequence[str], gpu: Card) -> list[str]:
 
 def half_of(gpu: Card) -> tuple[str, ...]:
     """Return the 16-bit precisions of a card, the purest first."""
-    texts = for_card(["+bf16_pure", "+bf16"], gpu)
-    return tuple(dict.fromkeys(text.removeprefix("+") for text in texts))
+    return tuple(text.removeprefix("+") for text in for_card(["+bf16_pure", "+bf16"], gpu))
 
 
 def without_recipes(options: argparse.Namespace, row: Resolved) -> Asked:
