@@ -143,6 +143,7 @@ class Bench:
         self.run.meter.enter(INPUTS)
         self.in_inputs = True
         yield
+        self.in_inputs = False
 
     def _traced(self, once: bool = False) -> Iterator[None]:
         """Take one step for each kind of memory, and keep the tensors alive at its peak."""

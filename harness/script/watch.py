@@ -156,7 +156,7 @@ class Watch:
             try:
                 return call(*first, *given, **named)
             except Stop as stop:
-                self.ended = stop
+                self.ended = self.ended or stop  # the first, if the script caught it
                 raise
 
         return run

@@ -38,8 +38,20 @@ def only(backend: str) -> Any:
     return sdpa_kernel(SDPBackend.__members__[backend])
 
 
+def forced(backend: str) -> Any:
+    """Return torch's attention restricted to one backend."""
+    from torch.nn.functional import scaled_dot_product_attention
+
+    def attend(q_BNTK: Any, k_BNTK: Any, v_BNTK: Any) -> Any:
+        with only(backend):
+            return scaled_dot_product_attention(q_BNTK, k_BNTK, v_BNTK)
+
+    return attend
+
+
 class ByKernel:
-    """Block runner that restricts torch's attention to one backend."""
+    """Block runner that restricts torch's attention to one backend, for models whose attention
+    function cannot be replaced."""
 
     def __init__(self, inner: Any, backend: str) -> None:
         self.inner, self.backend = inner, backend
@@ -114,15 +126,17 @@ class Attend(Strategy):
         return lack or super().refuses(launch)
 
     def edit_model(self, module: Any, subject: Subject) -> None:
-        if backend := KERNELS[self.kernel]:
+        backend: Any = KERNELS[self.kernel]
+        if "attend" not in subject.parts:
             surround(module, subject, lambda inner: ByKernel(inner, backend))
             return
-        chosen: Any = naive
         if self.kernel == "flex":
             import torch
             from torch.nn.attention.flex_attention import flex_attention
 
             chosen = torch.compile(flex_attention)
+        else:  # in the layer itself, so that a recomputed layer has it too
+            chosen = naive if self.kernel == "naive" else forced(backend)
         for attention in attentions(module):
             attention.attend = chosen
 

@@ -166,7 +166,7 @@ class Checkpoint(Strategy):
         """
         runner, blocks = runner_of(run.module, Recompute), run.blocks()
         wanted = [blocks[index] for index in self._chosen(len(blocks))]
-        length = self._length(len(blocks)) if self.part == "block" else 1
+        length = self._length(run.subject.depth) if self.part == "block" else 1
         if self.part != "block":
             runner = getattr(run.module, RUNNER, None)
             blocks = wanted = parts_of(blocks, self.part)

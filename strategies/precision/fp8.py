@@ -12,6 +12,9 @@ from strategies.precision.mixed import Bf16
 from strategies.subject import Subject
 from strategies.workloads import TRAIN
 
+SCALINGS = {"tensorwise": "aten::max", "rowwise": "aten::amax"}
+"""Parts of a matrix that share a scale -> operator that finds the largest number of each."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Fp8(Bf16):
@@ -38,7 +41,7 @@ class Fp8(Bf16):
     needs: ClassVar[tuple[str, ...]] = ("bf16", "torchao", "fp8")
     own_layers: ClassVar[bool] = True
     values: ClassVar[dict[str, Any]] = {
-        "scaling": ("tensorwise", "rowwise"),
+        "scaling": tuple(SCALINGS),
         "gather": ("whole", "fp8"),
     }
 
@@ -79,5 +82,8 @@ class Fp8(Bf16):
         products = sum(op.name == "aten::_scaled_mm" for op in ran)
         wanted = 0 if self.emulate else alike
         demand(products == wanted, f"{products} products ran in float8, expected {wanted}")
+        scales = sum(op.name == SCALINGS[self.scaling] for op in ran)
+        text = f"{scales} operands got scales, {self.scaling}, expected {2 * alike} at least"
+        demand(scales >= 2 * alike, text)
         facts = {**types, "float8_casts": casts, "float8_products": products}
         return facts | (float8.gathered(run) if self.gather == "fp8" else {})

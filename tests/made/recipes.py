@@ -46,6 +46,7 @@ OTHERS: dict[str, list[str]] = {
     ],
     "attend": [
         *(f"single+attend:kernel={kernel}" for kernel in ("naive", "math", "flash")),
+        "single+attend:kernel=math+checkpoint:part=attention",
         *(f"ddp+attend:kernel={kernel}" for kernel in ("efficient", "cudnn", "flex")),
     ],
     "sp": ["ddp+sp"],

@@ -212,6 +212,6 @@ def _design(row: Row) -> str:
     if row.versus.parity != "by design":
         return ""
     what, far = "loss", row.versus.loss_distance
-    if row.first.drawn:
+    if row.samples_distance is not None:
         what, far = "samples", row.samples_distance
     return f"; changes the computation by design ({what} {far:.1e} away)"

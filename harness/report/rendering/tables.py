@@ -51,7 +51,7 @@ def _rank(row: Row) -> Any:
 def _verdict(row: Row) -> str:
     """Return the verdict, with the distance of losses or samples if the row is not equal."""
     word, far = row.versus.parity, row.versus.loss_distance
-    if row.first.drawn:
+    if row.samples_distance is not None:
         far = row.samples_distance
     has_distance = word in ("by design", *parity.WRONG) and far is not None
     return f"{word} {units.one('distance', far)}" if has_distance else word
