@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import statistics
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -32,12 +32,12 @@ STYLES = {Status.OK: "green", **dict.fromkeys(RED, "red")}
 class LiveLine:
     """The live output of a command: a line that a terminal redraws, and lines that stay.
 
-    All times are in seconds; ``now`` is a clock that tests replace.
+    All times are in seconds.
     """
 
-    def __init__(self, console: Console, now: Callable[[], float] = time.monotonic) -> None:
-        self.console, self.now = console, now
-        self.begun = self.said = now()
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self.begun = self.said = time.monotonic()
         self.live: Live | None = None
 
     def line(self) -> Text:
@@ -49,7 +49,7 @@ class LiveLine:
 
     def start(self) -> None:
         """Show the line until ``stop``; a log has none."""
-        self.begun = self.said = self.now()
+        self.begun = self.said = time.monotonic()
         if self.console.is_terminal and self.live is None:
             self.live = Live(
                 get_renderable=self.line,
@@ -72,13 +72,13 @@ class LiveLine:
 
     def beat(self) -> bool:
         """Return whether a log file gets a line now, which it does once a minute."""
-        due = self.live is None and self.now() - self.said >= HEARTBEAT_SECONDS
-        self.said = self.now() if due else self.said
+        due = self.live is None and time.monotonic() - self.said >= HEARTBEAT_SECONDS
+        self.said = time.monotonic() if due else self.said
         return due
 
     @property
     def seconds(self) -> float:
-        return self.now() - self.begun
+        return time.monotonic() - self.begun
 
     def rest(self) -> str:
         """Return the seconds left in words, with a gap before them; empty if unknown."""
@@ -90,14 +90,11 @@ class LiveLine:
 
 
 class Waiting(LiveLine):
-    """Progress of work that is one piece: its ``name``, its current step, and its seconds.
+    """Progress of work that is one piece: its ``name``, its current step, and its seconds."""
 
-    ``expected`` is the seconds that it usually takes, for the time left; 0 without an estimate.
-    """
-
-    def __init__(self, console: Console, name: str, expected: float = 0.0) -> None:
+    def __init__(self, console: Console, name: str) -> None:
         super().__init__(console)
-        self.name, self.expected, self.step = name, expected, ""
+        self.name, self.step = name, ""
 
     def tell(self, step: str) -> None:
         """Show ``step`` as the current one; a log gets a line for each new one."""
@@ -114,9 +111,6 @@ class Waiting(LiveLine):
         step = f": {self.step}" if self.step else ""
         return Text(f"{self.name}  {self.times()}{step}")
 
-    def rest_seconds(self) -> float | None:
-        return self.expected - self.seconds if self.expected > self.seconds else None
-
     def __enter__(self) -> Waiting:
         self.start()
         return self
@@ -129,8 +123,8 @@ class Predictions(LiveLine):
     """Progress of new predictions. A log has a line at the start and then one a minute at most;
     kept predictions are not shown."""
 
-    def __init__(self, console: Console, now: Callable[[], float] = time.monotonic) -> None:
-        super().__init__(console, now)
+    def __init__(self, console: Console) -> None:
+        super().__init__(console)
         self.names: list[str] = []
         self.kept: Collection[int] = ()
         self.why = self.last = self.announced = ""
@@ -197,8 +191,8 @@ def phase_words(status: dict[str, Any]) -> str:
 class Progress(LiveLine):
     """Progress of a suite: the current run, recipe, phase and step, the time taken and left."""
 
-    def __init__(self, console: Console, now: Callable[[], float] = time.monotonic) -> None:
-        super().__init__(console, now)
+    def __init__(self, console: Console) -> None:
+        super().__init__(console)
         self.recipes: list[str] = []
         self.to_run: list[bool] = []
         self.done = 0
@@ -225,7 +219,7 @@ class Progress(LiveLine):
         """Show a run's status: phase, step, of, loss (``launch.run``)."""
         self.last = status
         if status.get("phase") == "measure" and self.measuring is None:
-            self.measuring = self.now(), status.get("step") or 0
+            self.measuring = time.monotonic(), status.get("step") or 0
         if self.beat():
             text = f"{self._place()} {self.recipe}: {self._where()}  {clock(self.seconds)}"
             self.say(Text(text))
@@ -264,7 +258,7 @@ class Progress(LiveLine):
             begun, first = self.measuring or (0.0, 0)
             step, total = self.last.get("step") or 0, self.last.get("of") or 0
             timed = self.last.get("phase") == "measure" and step > first and len(self.recipes) == 1
-            return (total - step) * (self.now() - begun) / (step - first) if timed else None
+            return (total - step) * (time.monotonic() - begun) / (step - first) if timed else None
         mean, spent = statistics.fmean(self.spent), self.seconds
         return max(0.0, mean - spent) + mean * sum(self.to_run[self.done + 1 :])
 

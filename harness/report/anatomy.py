@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.memory.memory_breakdown import Kept, MemoryBreakdown, OpCost, Timeline
-from harness.report.data.grid import Column, tabulate
+from harness.report.data.grid import Column, Grid, tabulate
 from harness.report.data.grouping import of_usable
 from harness.report.data.rows import SuiteHead
 from harness.report.figures import units
@@ -144,16 +144,6 @@ KEPT = (
     Column("Of this name", lambda r: r.count, "count"),
     Column("Made here and kept MiB", lambda r: r.made, "mib"),
 )
-OPS = (
-    Column("Operation", lambda r: r[0].op),
-    Column("Phase", lambda r: r[0].phase),
-    Column("Calls", lambda r: r[0].calls, "count"),
-    Column("Time %", lambda r: r[1], "percent"),
-    Column("GFLOP", lambda r: r[0].flops, "giga"),
-    Column("MiB moved", lambda r: r[0].bytes, "mib"),
-    Column("FLOPs a byte", lambda r: intensity(r[0]), "ratio"),
-    Column("% of the roof", lambda r: r[2], "percent"),
-)
 
 
 def write(breakdown: MemoryBreakdown, folder: Path) -> list[Path]:
@@ -201,7 +191,7 @@ def section(p: MemoryBreakdown) -> dict[str, Any]:
         "tables": [
             tabulate("lumps", "What lived at the peak", LUMPS, p.lumps[:ROWS]),
             tabulate("kept", "Activations by module", KEPT, _modules(p), note=KEPT_NOTE),
-            tabulate("ops", "Operations", OPS, _op_rows(p), note=_ceilings(p)),
+            _operations(p),
         ],
         "roofline": roofline(p),
         "phases": PHASE_KEYS,
@@ -225,24 +215,32 @@ def _modules(p: MemoryBreakdown) -> list[Kept]:
     return [*shown, *smaller, total("all", p.kept)]
 
 
-def _ceilings(p: MemoryBreakdown) -> str:
-    rest = sum(c.seconds for c in p.ops[ROWS:]) / (sum(c.seconds for c in p.ops) or 1.0)
-    more = f" {len(p.ops) - ROWS} more operations take {100 * rest:.1f} % of the time."
-    return (
+def _operations(p: MemoryBreakdown) -> Grid:
+    """Return the operations that take longest, and their share of the roof."""
+    all_seconds, rest = sum(c.seconds for c in p.ops) or 1.0, p.ops[ROWS:]
+
+    def reached(cost: OpCost) -> float:
+        roof = attainable(intensity(cost), p.peak_flops, p.bandwidth)
+        return cost.flops / cost.seconds / roof if cost.seconds and roof else 0.0
+
+    columns = (
+        Column("Operation", lambda c: c.op),
+        Column("Phase", lambda c: c.phase),
+        Column("Calls", lambda c: c.calls, "count"),
+        Column("Time %", lambda c: c.seconds / all_seconds, "percent"),
+        Column("GFLOP", lambda c: c.flops, "giga"),
+        Column("MiB moved", lambda c: c.bytes, "mib"),
+        Column("FLOPs a byte", intensity, "ratio"),
+        Column("% of the roof", reached, "percent"),
+    )
+    share = 100 * sum(c.seconds for c in rest) / all_seconds
+    more = f" {len(rest)} more operations take {share:.1f} % of the time." if rest else ""
+    note = (
         f"Ceilings {'of the calibration' if p.ceilings else 'measured here'}: "
         f"{p.peak_flops / 1e9:.0f} GFLOP/s ({p.dtype} products), "
         f"{p.bandwidth / 1e9:.1f} GB/s (copies); the ridge is at "
         f"{p.peak_flops / p.bandwidth:.1f} FLOPs a byte. A circle's area is its share of the time. "
         "Bytes are operands and results once each, so what stays in cache can lie above the roof. "
-        f"{p.ceilings}{more if p.ops[ROWS:] else ''}"
+        f"{p.ceilings}{more}"
     )
-
-
-def _op_rows(p: MemoryBreakdown) -> list[tuple[OpCost, float, float]]:
-    all_seconds = sum(c.seconds for c in p.ops) or 1.0
-    rows = []
-    for cost in p.ops[:ROWS]:
-        roof = attainable(intensity(cost), p.peak_flops, p.bandwidth)
-        reached = cost.flops / cost.seconds / roof if cost.seconds and roof else 0.0
-        rows.append((cost, cost.seconds / all_seconds, reached))
-    return rows
+    return tabulate("ops", "Operations", columns, p.ops[:ROWS], note=note)

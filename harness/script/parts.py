@@ -10,7 +10,6 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
-from strategies import CATALOG
 from strategies.activations.attend import KERNELS, Attend, only, ran_by
 from strategies.activations.checkpoint import Checkpoint
 from strategies.activations.compile import Compile, CountingBackend, graph_facts
@@ -60,14 +59,6 @@ def settings_of(optimizer: Any) -> Settings:
         weight_decay=float(group.get("weight_decay", 0.0)),
         ema_decay=0.0,
     )
-
-
-class Swapped:
-    """Mixin of a low-bit optimizer: its settings are those of the script's optimizer."""
-
-    def evidence(self, run: TrainingRun) -> dict[str, Any]:
-        run.settings = settings_of(run.inner_optimizer)
-        return super().evidence(run)
 
 
 # ---- blocks ----
@@ -208,12 +199,11 @@ FOREIGN: dict[str, type[Strategy]] = {
     "cast": ScriptCast,
 }
 """Strategy -> its form for a script."""
-for _name in ("adam8bit", "paged_adam8bit", "adam4bit", "adam16bit"):
-    _kind = type(_name, (Swapped, CATALOG[_name]), {})
-    FOREIGN[_name] = dataclass(frozen=True, kw_only=True)(_kind)
+OPTIMIZERS = ("adam8bit", "paged_adam8bit", "adam4bit", "adam16bit")
+"""Strategies that take the place of a script's optimizer as they are (``swap``)."""
 
 
 def own_part(part: Strategy) -> Strategy:
     """Return the form of a strategy for a script, with the same parameters."""
     given = {f.name: getattr(part, f.name) for f in dataclasses.fields(part)}
-    return FOREIGN[part.name](**given)
+    return FOREIGN.get(part.name, type(part))(**given)

@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 from harness import ROOT
 from harness.launch.sources import digest
 from harness.resolve import Resolved
-from harness.script.parts import FOREIGN, own_part
+from harness.script.parts import FOREIGN, OPTIMIZERS, own_part
 from harness.spec import Spec, SpecError
 from strategies import CATALOG, parse
 from strategies.base import Reason, Settings, Slot
@@ -201,8 +201,9 @@ def parts_of(recipe: Recipe) -> tuple[list[Strategy], Reason | None]:
     for part in recipe.strategies:
         if part.slot == Slot.SHARD or part.name not in named:
             continue
-        why = f"it needs model parts that a script does not name; add one of {', '.join(FOREIGN)}"
-        if part.name in FOREIGN:
+        able = (*FOREIGN, *OPTIMIZERS)
+        why = f"it needs model parts that a script does not name; add one of {', '.join(able)}"
+        if part.name in able:
             parts.append(own_part(part))
             continue
         if part.slot in (Slot.PRECISION, Slot.ACCUMULATE):

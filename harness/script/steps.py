@@ -22,6 +22,7 @@ from harness.memory.record import RESIDENT
 from harness.memory.traced_step import categories_of, tracing
 from harness.result import Check, Result
 from harness.script.model import REPLACED, Census, census
+from harness.script.parts import OPTIMIZERS, settings_of
 from harness.script.row import ScriptRow
 from harness.script.settle import Finished
 from harness.worker import passes, samples
@@ -169,6 +170,8 @@ class Bench:
         self.run.reporter.enter("evidence")
         losses = here.reduce(torch.stack(log.losses), reduction="mean").tolist()
         log.norms = [None if norm is None else float(whole(norm)) for norm in log.norms]
+        if any(part.name in OPTIMIZERS for part in self.row.recipe.strategies):
+            run.settings = settings_of(run.inner_optimizer)  # as its schedule has changed them
         evidence, checks = collect_evidence(run)
         types = {"compute_dtype": self.types[0]} if self.types and self.types[0] else {}
         types |= states.stored_dtypes(run)

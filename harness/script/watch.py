@@ -30,7 +30,7 @@ from torch.utils.data import DataLoader
 
 from harness.script import settle
 from harness.script.model import Joined, blocks_of, frozen_linears, unwrapped
-from harness.script.parts import Cannot, Swapped, settings_of, swap
+from harness.script.parts import OPTIMIZERS, Cannot, settings_of, swap
 from harness.script.row import CLIPPING, ScriptRow
 from harness.script.settle import Finished, Refused, Stop, Void
 from harness.script.steps import Bench
@@ -244,7 +244,7 @@ class Watch:
     def _optimizer_for(self, optimizer: Any) -> Any:
         """Return the optimizer of an added strategy for a script's own, also in its schedulers;
         the own one without such a strategy."""
-        part = next((p for p in self.row.recipe.strategies if isinstance(p, Swapped)), None)
+        part = next((p for p in self.row.recipe.strategies if p.name in OPTIMIZERS), None)
         if part is None:
             return optimizer
         new, kind = swap(part, optimizer, self.row.launch), torch.optim.lr_scheduler.LRScheduler

@@ -275,7 +275,7 @@ class DiT(nn.Module):
             start(name, p)
 
     def forward(
-        self, x_BCHW: Tensor, t_B: Tensor, y_B: Tensor, drop_B: Tensor | None = None
+        self, x_BCHW: Tensor, t_B: Tensor, y_B: Tensor, drop_B: Tensor | None = None, *more: Tensor
     ) -> Tensor:
         """Predict noise (and its variance), or velocity, from noisy latents.
 
@@ -284,16 +284,18 @@ class DiT(nn.Module):
             t_B: timesteps, whole (0..999) or fractional.
             y_B: int64 class labels; ``num_classes`` means none.
             drop_B: bool, the labels to withhold. None: random in training, none in eval.
+            more: further inputs for ``leave``.
 
         Returns:
             [B, out_channels, H, W] of the same rows, in the compute dtype; the loss upcasts.
         """
-        x_BTD, c_BD = self.enter(x_BCHW, t_B, y_B, drop_B)
+        given = (x_BCHW, t_B, y_B, drop_B, *more)
+        x_BTD, c_BD = self.enter(*given)
         x_BTD = self.run_blocks(self.blocks, x_BTD, c_BD)
-        return self.leave(x_BTD, c_BD)
+        return self.leave(x_BTD, c_BD, *given)
 
     def enter(
-        self, x_BCHW: Tensor, t_B: Tensor, y_B: Tensor, drop_B: Tensor | None = None
+        self, x_BCHW: Tensor, t_B: Tensor, y_B: Tensor, drop_B: Tensor | None = None, *_: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Convert the inputs of ``forward`` to the inputs of the blocks.
 
@@ -301,7 +303,8 @@ class DiT(nn.Module):
         """
         # The position table has the model's dtype: it is never quantised or adapted.
         dtype = self.pos_embed.dtype
-        x_BTD = self.x_embedder(x_BCHW.to(dtype)) + self.positions()
+        x = x_BCHW.to(dtype) if x_BCHW.is_floating_point() else x_BCHW  # tokens index a table
+        x_BTD = self.x_embedder(x) + self.positions()
         return x_BTD, self.t_embedder(t_B, dtype) + self.y_embedder(y_B, drop_B)
 
     def leave(self, x_BTD: Tensor, c_BD: Tensor, *given: Any) -> Tensor:

@@ -62,47 +62,21 @@ class TokenHead(FinalLayer):
 
 
 class TokenDiT(DiT):
-    """A DiT whose samples are tokens."""
+    """A DiT whose samples are tokens: ``forward(tokens_BT, t_B, y_B, drop_B, targets_BT)``.
+
+    - ``tokens_BT``: int64, below zero if hidden; or their part as given by ``part``.
+    - ``t_B``: in [0, 1); a smaller value hides more tokens.
+    - ``targets_BT``: -100 for none.
+
+    It returns logits [B, T, V], or with targets the mean cross entropy over all tokens, [1]. The
+    mean covers all tokens, not only hidden ones. So if ranks share the tokens, the mean of their
+    means is the whole's, for any number of hidden tokens in each part.
+    """
 
     def __init__(self, words: int, **sizes: Any) -> None:
         super().__init__(**sizes, learn_sigma=False)
         self.x_embedder = TokenEmbed(words, sizes["hidden_size"])
         self.final_layer = TokenHead(sizes["hidden_size"], words)
-
-    def forward(
-        self,
-        tokens_BT: Tensor,
-        t_B: Tensor,
-        y_B: Tensor,
-        drop_B: Tensor | None = None,
-        targets_BT: Tensor | None = None,
-    ) -> Tensor:
-        """Return logits [B, T, V]; with targets (-100: none) the mean cross entropy over all
-        tokens, [1].
-
-        The mean covers all tokens, not only hidden ones. So if ranks share the tokens, the mean of
-        their means is the whole's, for any number of hidden tokens in each part.
-
-        Args:
-            tokens_BT: int64, below zero if hidden; or their part as given by ``part``.
-            t_B: in [0, 1); a smaller value hides more tokens.
-        """
-        given = (tokens_BT, t_B, y_B, drop_B, targets_BT)
-        x_BTD, c_BD = self.enter(*given)
-        return self.leave(self.run_blocks(self.blocks, x_BTD, c_BD), c_BD, *given)
-
-    def enter(
-        self,
-        tokens_BT: Tensor,
-        t_B: Tensor,
-        y_B: Tensor,
-        drop_B: Tensor | None = None,
-        targets_BT: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        """Convert inputs as the DiT does: to tokens [B, T, D] and the condition [B, D]."""
-        dtype = self.pos_embed.dtype
-        x_BTD = self.x_embedder(tokens_BT) + self.positions()
-        return x_BTD, self.t_embedder(t_B, dtype) + self.y_embedder(y_B, drop_B)
 
     def leave(self, x_BTD: Tensor, c_BD: Tensor, *given: Any) -> Tensor:
         """Convert the last block's tokens to logits, or to the loss if ``given`` has targets."""
