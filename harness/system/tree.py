@@ -187,7 +187,7 @@ def awaited() -> str:
     if path and _held(str(path)):
         return f"compiling {path.parent.name}, usually less than 2 min (lock: {path})"
     wait = f"waiting for {path}, a lock of a compiler that does not run here. It is removed when "
-    wait += f"it is {STALE_SECONDS / 60:.0f} min old. If no other machine compiles: rm {path}"
+    wait += f"it is {STALE_SECONDS / 60:.0f} min old. If none runs elsewhere: stop this, rm {path}"
     return wait if path else ""
 
 
