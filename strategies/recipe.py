@@ -86,7 +86,8 @@ class Recipe:
     @property
     def tensor(self) -> int:
         """Number of ranks that split the same weights."""
-        return getattr(self.in_slot(Slot.TENSOR), "ranks", 1)
+        part: Any = self.in_slot(Slot.TENSOR)
+        return part.ranks if part else 1
 
     @property
     def together(self) -> int:

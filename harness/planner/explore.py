@@ -91,8 +91,8 @@ class Point:
 
     @functools.cached_property
     def rounded(self) -> list[str]:
-        """What it rounds, as many words as count. Frozen weights: one in 8 bits, two in 4. Trained
-        weights: one each for rounded optimizer state and for 16 bits without a master."""
+        """Return a word for each rounding: frozen weights in 8 bits have one, those in 4 bits two.
+        Trained weights have one for rounded moments, and one for 16 bits without a master."""
         if self.adapted:
             bits = {HALF / 4: ["4-bit weights"] * 2, HALF / 2: ["8-bit weights"]}
             return bits.get(self.weight_bytes, [])

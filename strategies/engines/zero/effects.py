@@ -170,6 +170,9 @@ def _placed(run: TrainingRun) -> dict[str, Any]:
         demand((kind == CPU_ADAM) == (place != "device"), text)
     facts: dict[str, Any] = {"stepped_by": kind, "optimizer_on": place} if place != "device" else {}
     if place == "cpu":
+        flags = ("cpu_offload", "offload_optimizer")  # of stages 1 and 2, and of stage 3
+        offloads = any(getattr(ds.optimizer, flag, False) for flag in flags)
+        demand(offloads, "DeepSpeed keeps the optimizer on the device")
         devices = {master.device.type for master in run.optimized()}
         demand(devices == {"cpu"}, f"the optimizer's weights are on {devices}, expected the host")
     if place == "nvme":
